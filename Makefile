@@ -6,9 +6,11 @@ RUN := $(VENV)/bin/python
 JOBS ?= 2
 PYTEST := -m pytest -n $(JOBS)
 HISTORIES ?= 20000
-STORE_HISTORIES ?= 5000
+STORE_HISTORIES ?= 1500
 REAL_HISTORIES ?= 300
 SPINE_HISTORIES ?= 2000
+ARRANGEMENT_HISTORIES ?= 500
+VIEW_HISTORIES ?= 300
 SEED ?= 0
 FLAVOUR ?= mixed
 
@@ -36,22 +38,30 @@ $(VENV)/.spark: pyproject.toml | $(VENV)/bin/python
 	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,java]'
 	@touch $@ $(VENV)/.runtime
 
-demo: $(VENV)/.spark            ## a pipeline on Spark, from a stream of changes to vacuum
-	@$(RUN) -m examples.spark_pipeline.pipeline
+# With STORE=s3://bucket/prefix the pipeline needs the adapters of stores in buckets; nothing else is started.
+$(VENV)/.spark-remote: pyproject.toml | $(VENV)/.spark
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,s3,postgres]'
+	@touch $@
+
+demo: $(VENV)/.spark $(if $(STORE),$(VENV)/.spark-remote)            ## a pipeline on Spark, from a stream of changes to vacuum; STORE=s3://bucket/prefix CONSENSUS=postgresql://host/database
+	@$(RUN) -m examples.spark_pipeline.pipeline $(if $(STORE),--store '$(STORE)') $(if $(CONSENSUS),--consensus '$(CONSENSUS)')
 
 demo-local: $(VENV)/.runtime            ## a small history on the embedded store, without Spark
 	@$(RUN) -m examples.local_history
 
 test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
 
-check: lint            ## the quick version: lint, types, unit tests, 1,700 histories
+check: lint            ## the quick version: lint, types, unit tests, 1,840 histories
 	$(RUN) $(PYTEST) tests
 	$(RUN) -m timespine.testing.simulate --histories 500 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 500 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour schemas --histories 200 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour kept --histories 100 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories 100 --ops 20 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour spines --histories 200 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour arrangements --histories 50 --ops 40 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour bucket --histories 200 --ops 40 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour views --histories 40 --ops 30 --jobs $(JOBS)
 
 lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents and docstrings
 	$(VENV)/bin/ruff check .
@@ -71,30 +81,37 @@ unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertio
 spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, and executors that are killed
 	$(RUN) $(PYTEST) --dist loadfile tests/spark
 
-determinism: $(VENV)/.dev            ## 300 seeds replay identically, whatever the hash seed
-	@for flavour in mixed schemas streams stores spines bucket; do \
-	a=$$(PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs $(JOBS) --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
-	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories 50 --jobs 1 --json | sed 's/.*digest": "\([0-9a-f]*\).*/\1/'); \
-	echo "50 seeds of $$flavour under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b" || exit 1; \
+determinism: $(VENV)/.dev            ## 375 seeds replay identically, whatever the hash seed
+	@for flavour in mixed schemas streams kept stores arrangements spines bucket views; do \
+	count=50; test $$flavour != views || count=25; \
+	digest='s/.*digest": "\([0-9a-f]*\).*/\1/'; \
+	PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories $$count --jobs $(JOBS) --json > $(VENV)/first.json & \
+	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories $$count --jobs 1 --json | sed "$$digest"); \
+	wait; a=$$(sed "$$digest" $(VENV)/first.json); \
+	echo "$$count seeds of $$flavour under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b" || exit 1; \
 	done
 
 planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
 	$(RUN) $(PYTEST) tests/simulation/test_planted.py -m slow
 
-sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines and a bucket: make sim HISTORIES=20000 SEED=0
+sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket and views: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 60 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour kept --histories $$(($(HISTORIES) / 20)) --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories $(STORE_HISTORIES) --ops 20 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour spines --histories $(SPINE_HISTORIES) --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour arrangements --histories $(ARRANGEMENT_HISTORIES) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour spines --real --histories 200 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour bucket --histories $(HISTORIES) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour views --histories $(VIEW_HISTORIES) --ops 30 --seed $(SEED) --jobs $(JOBS)
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
 	$(RUN) -m timespine.testing.simulate --real --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --flavour streams --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
 
 crash: $(VENV)/.dev            ## kill -9 of writers, readers and maintenance, at least fifty times
-	$(RUN) -m pytest tests/crash -m slow
+	$(RUN) $(PYTEST) --dist loadfile tests/crash -m slow
 
 replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=42 FLAVOUR=streams
 	$(RUN) -m timespine.testing.simulate --histories 1 --flavour $(FLAVOUR) --seed $(SEED) --trace
@@ -106,11 +123,14 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories 30000 --ops 40 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour spines --histories 50000 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour bucket --histories 300000 --ops 80 --seed 1000000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour views --histories 10000 --ops 40 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py
 	EXAMPLES_TIMES=50 $(RUN) -m pytest tests/client/write/change tests/client/catalog/test_create_in_transaction.py tests/cli/test_cli_processes.py
 	$(RUN) tests/simulation/planted.py
+	REMOTE_KILLS=20 $(RUN) -m pytest tests/crash/test_remote_kills.py
+	$(RUN) -m pytest tests/spark -m slow
 	for round in 1 2 3 4; do $(RUN) -m pytest tests/spark/test_cluster.py || exit 1; done
 
 $(VENV)/.bench: pyproject.toml | $(VENV)/bin/python

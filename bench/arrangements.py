@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from timespine.arrangement.spine import Spine
+from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.schema.schema import DIFF, TIME, define
 
 SCHEMA = define({"id": "int64"}, {"name": "string", "total": "double", "seen": "int64", "note": "string"})

@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import resource
 import shutil
 import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import numpy as np
 from bench.peers import system as find_system
 from bench.peers.system import Cannot, System
 from bench.rows import rows, updates
+from bench.usage import peak_mb, used
 
 
 class Result:
@@ -38,6 +39,7 @@ class Result:
         self._file = path.open("a")
         self._deadline = time.monotonic() + spec["limit_s"]
         self._sealed = False
+        self._began = used()
 
     def line(self, **fields: Any) -> None:
         self._file.write(json.dumps(fields) + "\n")
@@ -52,7 +54,11 @@ class Result:
     def seal(self) -> None:
         if not self._sealed:
             self._sealed = True
-            self.line(peak_mb=peak_mb())
+            self.line(peak_mb=peak_mb(), usage=asdict(used().since(self._began)))
+
+    def begin(self) -> None:
+        """Count from here on: what came before was preparation."""
+        self._began = used()
 
     def remaining(self) -> float:
         return self._deadline - time.monotonic()
@@ -107,6 +113,7 @@ def measure(options: argparse.Namespace) -> None:
         else:
             warm(cls, options.folder.with_name("warm"))
             gc.collect()
+            out.begin()
             work.run(cls(options.folder), spec["size"], spec["state"], out)
             out.seal()
         out.line(end=True)
@@ -151,16 +158,6 @@ def write_for_subscriber(name: str, folder: Path, count: int) -> None:
     writer.open()
     print(*write(writer, count))
     writer.close()
-
-
-def peak_mb() -> float:
-    """The most memory this process ever had. Linux counts it since exec; ru_maxrss also counts the parent's."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,12 @@ def figure(entry: Entry, system: str, metric: str) -> Figure | None:
     return Figure(middle, min(values), max(values), unit, note, result["peak_mb"])
 
 
+def used(entry: Entry, system: str, name: str) -> float | None:
+    """Give the median of what the runs of a system used, or None if that was not measured."""
+    values = entry["results"][system].get("usage", {}).get(name)
+    return statistics.median(values) if values else None
+
+
 def ratio(report: Report, entry: Entry, metric: str, kind: str | None = None) -> Ratio | None:
     """Ours to the best peer, or to the best of one kind; None if there is no peer to compare with."""
     ours = figure(entry, OURS, metric) if OURS in entry["results"] else None

@@ -60,6 +60,9 @@ class Measured:
     peak_mb: float = 0.0
     """The most memory that any repetition had."""
 
+    usage: dict[str, list[float]] = field(default_factory=dict)
+    """Processor time and bytes of the whole run, one value per repetition."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -146,6 +149,7 @@ def _once(work: Work, size: Size, name: str, result: Measured, repetition: int, 
         if any("failed" in line for line in lines):
             # Whatever it did before that, it did not do it right.
             result.values.clear()
+            result.usage.clear()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -158,11 +162,13 @@ def _take(result: Measured, line: dict[str, Any]) -> None:
         result.refused[line["metric"]] = line["cannot"]
     elif "peak_mb" in line:
         result.peak_mb = max(result.peak_mb, line["peak_mb"])
+        for name, value in line.get("usage", {}).items():
+            result.usage.setdefault(name, []).append(value)
 
 
 def _spec(work: Work, size: Size, state: dict[str, Any], repetition: int, plan: Plan) -> dict[str, Any]:
     spec = {"work": work.name, "size": dict(size), "state": state, "repetition": repetition}
-    return {**spec, "limit_s": plan.limit_s}
+    return {**spec, "limit_s": plan.limit_s * work.patience}
 
 
 def _child(what: str, name: str, folder: Path, spec: dict[str, Any], plan: Plan) -> tuple[list[dict[str, Any]], str]:
@@ -175,10 +181,10 @@ def _child(what: str, name: str, folder: Path, spec: dict[str, Any], plan: Plan)
             process = subprocess.Popen(
                 command, cwd=ROOT, env=_environment(), stdout=log, stderr=log, start_new_session=True
             )
-            over = _wait(process, plan.limit_s)
+            over = _wait(process, spec["limit_s"])
         lines = [json.loads(line) for line in _lines(result)]
         if over:
-            return lines, f"over {plan.limit_s:g} s"
+            return lines, f"over {spec['limit_s']:g} s"
         ends = [line for line in lines if line.keys() & {"end", "refused", "failed"}]
         if not ends:
             said = errors.read_text(errors="replace").strip().splitlines()

@@ -23,7 +23,7 @@ KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double", "created": "timestamp", "note": "string"}
 
 PARTS = {
-    "decode Parquet": ("_decoded",),
+    "decode Parquet": ("_decode",),
     "compare hashes": ("openssl_sha256",),
     "read files": ("posix.pread", "posix.open"),
     "pick and filter rows": ("'take' of", "compute.py", "combine_chunks", "single"),

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from bench import figures
 from bench.figures import TABLE_FORMAT, Entry, Ratio, Report, shown
+from bench.works import WORKS
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+SUMMARY_BEGIN, SUMMARY_END = "<!-- summary: begin -->", "<!-- summary: end -->"
+USED = {"cpu_s": ("CPU time of the run", "s"), "read_mb": ("read", "MB"), "written_mb": ("written", "MB")}
 
 
 def machine() -> dict[str, str]:
@@ -37,11 +40,15 @@ def text(report: Report, entry: Entry) -> Iterator[str]:
             middle, least, most = (shown(each, found.unit) for each in (found.median, found.least, found.most))
             between = f"{least} - {most}" if entry["repetitions"] > 1 else ""
             note = f"  {found.note}" if found.note else ""
-            yield f"    {system:<10}{middle:>10}  {between:<21}{found.peak_mb:>7,.0f} MB{note}"
+            yield f"    {system:<10}{middle:>10}  {between:<21}{note}"
         for kind, label in ((None, "peer"), (TABLE_FORMAT, TABLE_FORMAT)):
             best = figures.ratio(report, entry, metric, kind)
             if best is not None:
                 yield f"    ours / best {label}: {best.value:.2f} ({best.peer})"
+    for system, result in entry["results"].items():
+        if result["values"]:
+            used = [f"{label} {shown(value, unit)}" for label, unit, value in _used(entry, system)]
+            yield f"    {system:<10}peak memory {result['peak_mb']:,.0f} MB, {', '.join(used)}"
     for system, metric, reason in figures.refusals(entry):
         yield f"  {system} cannot{' (' + metric + ')' if metric else ''}: {reason}"
 
@@ -52,10 +59,28 @@ def markdown(report: Report) -> str:
 
 
 def fill(file: Path, report: Report) -> None:
-    """Put the figures between the two marks of a page; a page without them is refused, a new one gets them."""
+    """Put the figures between the marks of a page; a page without them is refused, a new one gets them."""
     if not file.exists():
-        file.write_text(f"# Benchmarks\n\n{BEGIN}\n{END}\n")
+        file.write_text(f"# Benchmarks\n\n{SUMMARY_BEGIN}\n{SUMMARY_END}\n\n{BEGIN}\n{END}\n")
+    put_between(file, SUMMARY_BEGIN, SUMMARY_END, summary(report))
     put_between(file, BEGIN, END, markdown(report))
+
+
+def summary(report: Report) -> str:
+    """One screen: the headlines of every work, ours and the best peer, with the losing ratios in bold."""
+    lines = [f"Measured {report['when']} on {report['machine'].get('cores', '?')} cores.", ""]
+    lines += ["| work | we | best peer | ratio |", "| --- | ---: | ---: | ---: |"]
+    for entry in report["works"]:
+        for metric in WORKS[entry["work"]].headlines:
+            ours, best = figures.figure(entry, figures.OURS, metric), figures.ratio(report, entry, metric)
+            if ours is None or best is None:
+                continue
+            theirs = figures.figure(entry, best.peer, metric)
+            assert theirs is not None
+            peer = f"{shown(theirs.median, theirs.unit)} {best.peer}"
+            ratio = f"**{best.value:.2f}**" if best.value > 1 else f"{best.value:.2f}"
+            lines.append(f"| {figures.name(entry)}: {metric} | {shown(ours.median, ours.unit)} | {peer} | {ratio} |")
+    return "\n".join(lines) + "\n"
 
 
 def put_between(file: Path, begin: str, end: str, figures: str) -> None:
@@ -117,9 +142,21 @@ def _section(report: Report, entry: Entry) -> str:
             cells.append("-" if found is None else _spread(found))
         lines.append(f"| {metric} | {' | '.join(cells)} |")
     peaks = [f"{entry['results'][each]['peak_mb']:,.0f} MB" for each in systems]
-    lines += [f"| peak memory | {' | '.join(peaks)} |", ""]
+    lines.append(f"| peak memory | {' | '.join(peaks)} |")
+    for name, (label, unit) in USED.items():
+        used = [figures.used(entry, each, name) for each in systems]
+        if any(each is not None for each in used):
+            lines.append(f"| {label} | {' | '.join('-' if each is None else shown(each, unit) for each in used)} |")
+    lines.append("")
     lines += [f"- {remark}" for remark in _remarks(entry, systems)]
     return "\n".join(lines)
+
+
+def _used(entry: Entry, system: str) -> Iterator[tuple[str, str, float]]:
+    for name, (label, unit) in USED.items():
+        value = figures.used(entry, system, name)
+        if value is not None:
+            yield label, unit, value
 
 
 def _remarks(entry: Entry, systems: list[str]) -> Iterator[str]:

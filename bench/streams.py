@@ -4,7 +4,7 @@ python -m bench.streams                                  everything, full sizes
 python -m bench.streams groups growth --quick            some of it, small: does it run, not how fast is it
 python -m bench.streams --json FILE --markdown docs/benchmarks.md
 
-    groups    appends per second of 8 and 64 threads, with and without group commit, and of 8 processes
+    groups    appends per second of 8 and 64 threads, with and without group commit, and of 1 to 8 processes
     seals     one seal of 1,000 collections, against sealing them one by one
     growth    what a commit costs with 10 to 10,000 collections in the store
     drain     unsealed batches that become part of the trace, and updates from write to compact
@@ -62,7 +62,7 @@ class Sizes:
 
     seconds: float = 5.0
     writers: tuple[int, ...] = (8, 64)
-    processes: int = 8
+    processes: tuple[int, ...] = (1, 2, 4, 8)
     sealed: int = 1000
     collections: tuple[int, ...] = (10, 100, 1000, 10_000)
     appends: int = 300
@@ -72,7 +72,7 @@ class Sizes:
     events: int = 300
 
 
-QUICK = Sizes(0.3, (2, 4), 2, 20, (5, 20), 10, 20, 20, 10, 10)
+QUICK = Sizes(0.3, (2, 4), (1, 2), 20, (5, 20), 10, 20, 20, 10, 10)
 
 
 class Bench:
@@ -121,11 +121,11 @@ def groups(bench: Bench) -> None:
                 "SQLite, a commit per row": lambda writers=writers: _sqlite(bench, writers),
             },
         )
-    many = bench.sizes.processes
-    bench.compare(
-        f"appends of one row by {many} processes of {bench.sizes.writers[0]} threads",
-        ours=lambda: _processes(bench, many, bench.sizes.writers[0]),
-    )
+    for many in bench.sizes.processes:
+        bench.compare(
+            f"appends of one row by {many} process{'es' if many > 1 else ''} of {bench.sizes.writers[0]} threads",
+            ours=lambda many=many: _processes(bench, many, bench.sizes.writers[0]),
+        )
 
 
 def _as_rows(id: int, note: str) -> Any:

@@ -56,6 +56,7 @@ from timespine.core.transitions import (
     Retain,
     RollUpAll,
     Seal,
+    ThinRollups,
     Trim,
     Write,
 )
@@ -365,7 +366,11 @@ def _add_rollup(walk: RandomCommands) -> Chosen:
 
 def _remove_rollups(walk: RandomCommands) -> Chosen:
     below = walk.pick((*walk.scene.state.rollups, walk.scene.state.seqno))
-    return RemoveRollups(below), []
+    return RemoveRollups(below, walk.choose(4) == 0), []
+
+
+def _thin_rollups(walk: RandomCommands) -> Chosen:
+    return ThinRollups(tuple(walk.scene.state.rollups)), []
 
 
 def _claim_turn(walk: RandomCommands) -> Chosen:
@@ -456,7 +461,7 @@ RULES: tuple[Callable[[RandomCommands], Chosen], ...] = (
     *(_evict, _trim_bounds, _trim_bytes, _register_writer, _heartbeat_writer, _expire_writer),
     *(_register_reader, _downgrade_reader, _expire_reader, _expire_leases),
     *(_register_hold, _downgrade_hold, _release_hold, _register_committer, _expire_committer),
-    *(_commit_sink, _drop_sink, _add_schema, _add_rollup, _remove_rollups),
+    *(_commit_sink, _drop_sink, _add_schema, _add_rollup, _add_rollup, _remove_rollups, _thin_rollups),
     *(_exert, _refresh, _roll_up_all, _roll_up_newest, _forget),
     *(_claim_turn, _release_turn),
 )

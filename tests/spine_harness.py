@@ -25,7 +25,7 @@ from timespine.core.effects import (
 )
 from timespine.errors import TimespineError
 from timespine.testing.spines.folder import SimulatedFolder
-from timespine.testing.spines.naive_batches import NaiveMerge, fresh_batch
+from timespine.testing.spines.naive_batches import BatchKind, NaiveMerge
 
 SMALL = LevelRules((3, 8, 20, 50, 120, 300, 800, 2000), (2,) * 9, 4, 11, 0, 4)
 """Rules by which few rows make many levels."""
@@ -53,7 +53,7 @@ class SpineHarness:
 
     def batch(self, rows, diff=1, first=0):
         """A fresh batch with this number of rows, all at time 0."""
-        return fresh_batch(self.fresh(), [(first + row, (0,), diff) for row in range(rows)])
+        return BatchKind().fresh(self.fresh(), [(first + row, (0,), diff) for row in range(rows)])
 
     def put(self, *sizes):
         """Insert fresh batches of these sizes, with rows of their own."""
@@ -93,7 +93,7 @@ class SpineHarness:
             case MeasureResources():
                 return self.resources
             case OpenMerge():
-                return NaiveMerge(effect.plan)
+                return NaiveMerge(effect.plan, 0)
             case MergeSlice():
                 return effect.merge.slice(effect.rows)
             case FinishMerge():

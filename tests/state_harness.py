@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
 from timespine.core.spine.layers import MergePolicyKind, MergeRequest
 from timespine.core.state import Commit, NoOp, State, new_state
 from timespine.core.transitions import AddSchema, ApplyMerge, Command, CompareAndAppend, RegisterWriter, Write, apply
-from timespine.errors import NotSealed, SinceError
+from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import Description, Frontier, Time, advance_by
 from timespine.model import time as times
 from timespine.model.oracle import Oracle, Row, Update, compact
@@ -129,8 +130,13 @@ class StateHarness:
         for number in range(times):
             self.do(AddSchema(number - 1 if number else None, f"schema {number}".encode()))
 
-    def declined(self, command: Command, now_ms: int | None = None) -> Any:
-        """Carry out a command that must change nothing; its reply."""
+    def declined(self, command: Command | Callable[[], Command], now_ms: int | None = None) -> Any:
+        """Carry out a command that must change nothing, or make one that cannot be made; its reply, or the error."""
+        if isinstance(command, FunctionType):
+            try:
+                command = command()
+            except UsageError as error:
+                return error
         committed, reply = self.attempt(command, now_ms)
         check(not committed, f"{command} committed: {reply!r}")
         return reply

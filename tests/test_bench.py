@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import arrangements, bucket, figures, mark, report, rows, streams
+from bench import arrangements, bucket, figures, mark, pictures, report, rows, streams
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
 from bench.works.work import Case
 
 INSTALLED = ["ours", *(each for each in ("duckdb", "polars") if importlib.util.find_spec(each))]
+
+
+MARKS = f"{report.SUMMARY_BEGIN}\n{report.SUMMARY_END}\n{report.BEGIN}\nold\n{report.END}"
 
 
 def test_one_work_on_every_system_that_is_installed(tmp_path: Path) -> None:
@@ -29,8 +32,41 @@ def test_one_work_on_every_system_that_is_installed(tmp_path: Path) -> None:
         (seconds,) = entry["results"][system]["values"]["commit"]
         assert 0 < seconds < 60
         assert entry["results"][system]["peak_mb"] > 10
+        (processor,), (written,) = (entry["results"][system]["usage"][each] for each in ("cpu_s", "written_mb"))
+        assert 0 < processor < 60
+        assert written > 0
     assert "| commit-1 | commit |" in page.read_text()
+    assert page.read_text().index("| commit-1: commit |") < page.read_text().index("### All ratios")
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith("bench-")] == []
+
+
+def test_a_pipeline_and_the_growth_of_a_table_are_measured_and_drawn(tmp_path: Path) -> None:
+    found, many = tmp_path / "found.json", tmp_path / "streams.json"
+    main(["pipeline", "growth", "--quick", "--dir", str(tmp_path), "--json", str(found), "--systems", "ours"])
+    works = json.loads(found.read_text())["works"]
+    assert [each["results"]["ours"]["reason"] for each in works] == [""] * len(works)
+    assert {"ingest", "consumers", "snapshots", "all of it"} <= works[0]["results"]["ours"]["values"].keys()
+    many.write_text(json.dumps({"found": _streams()}))
+    if importlib.util.find_spec("matplotlib"):
+        pictures.main([str(found), str(many), "--folder", str(tmp_path / "first")])
+        pictures.main([str(found), str(many), "--folder", str(tmp_path / "second")])
+        names = sorted(each.name for each in (tmp_path / "first").iterdir())
+        assert names == ["growth-collections.svg", "growth-processes.svg", "growth-rows.svg"]
+        for name in names:
+            drawn = (tmp_path / "first" / name).read_bytes()
+            assert drawn == (tmp_path / "second" / name).read_bytes()
+            assert b"ours" in drawn or b"create" in drawn
+
+
+def _streams() -> list[dict[str, Any]]:
+    """What the bench of streams writes, of stores with more and more collections and processes."""
+    stores = [{"work": f"a store of {n:,} collections", "figure": "create", "median": n / 1e4} for n in (10, 1000)]
+    races = [
+        {"work": f"appends of one row by {n} process{'es' * (n > 1)} of 8 threads", "figure": figure, "median": 1.0}
+        for n in (1, 8)
+        for figure in ("appends per second", "p50", "p99")
+    ]
+    return [{"system": "ours", **each} for each in [*stores, *races]]
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("rocksdict"), reason="a peer that the extra `bench` brings")
@@ -66,9 +102,9 @@ def test_a_page_without_marks_is_refused_and_one_with_them_keeps_the_rest(tmp_pa
     made, _ = _made_up()
     page = tmp_path / "page.md"
     page.write_text("no marks\n")
-    with pytest.raises(SystemExit, match="figures: begin"):
+    with pytest.raises(SystemExit, match="summary: begin"):
         report.fill(page, made)
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page.write_text(f"before\n{MARKS}\nafter\n")
     report.fill(page, made)
     assert page.read_text().startswith("before\n")
     assert page.read_text().endswith("after\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from timespine.config import DEFAULT, Config
+from timespine.config import DEFAULT, REMOTE, Config
 from timespine.errors import UsageError
 
 NAMES = [each.name for each in fields(Config) if each.type == "int"]
@@ -31,6 +31,13 @@ def test_a_switch_is_true_or_false(value: Any) -> None:
     assert Config(relay_appends=False) != DEFAULT
     with pytest.raises(UsageError, match="relay_appends"):
         Config(relay_appends=value)
+
+
+@pytest.mark.parametrize("value", ["LZ4", "gzip", 1, None])
+def test_a_compression_is_one_of_two(value: Any) -> None:
+    assert REMOTE.compression == Config(compression="zstd").compression != DEFAULT.compression
+    with pytest.raises(UsageError, match="compression"):
+        Config(compression=value)
 
 
 @pytest.mark.parametrize("value", [1, 1 << 40])

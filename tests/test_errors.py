@@ -41,7 +41,15 @@ def test_every_error_is_a_timespine_error_and_only_usage_is_a_value_error() -> N
     assert all(issubclass(each, TimespineError) for each in CLASSES.values())
     usage = {"UsageError", "DiffOverflow", "InvalidRows", "LateRows", "SchemaChanged", "UnknownCollection"}
     usage |= {"OwnedCollection", "UnsupportedView"}
-    usage |= {"CollectionExists", "CollectionInUse", "NameBlocked", "ReadOnlyStore", "StoreClosed", "WrongProcess"}
+    usage |= {
+        "IncompleteCopy",
+        "CollectionExists",
+        "CollectionInUse",
+        "NameBlocked",
+        "ReadOnlyStore",
+        "StoreClosed",
+        "WrongProcess",
+    }
     assert {name for name, each in CLASSES.items() if issubclass(each, ValueError)} == usage
 
 

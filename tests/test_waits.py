@@ -11,6 +11,7 @@ from assertions import until
 
 import timespine
 from timespine import locks, pool
+from timespine.client.catalog.catalog_log import first_state
 from timespine.client.commit.shared_session import SharedSession
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.write.upload import Uploads
@@ -55,6 +56,7 @@ RAW = {
     ): "runs a callback of the user, and ends with its stream; is never joined",
     ("columnar/kernels/take.py", "Thread"): "see above",
     ("arrangement/arrangement.py", "Thread"): "is joined with a limit",
+    ("views/follow/follow_thread.py", "Thread"): "is joined with a limit",
 }
 """Uses of what the standard library has to wait for, by file and name, and why each may be one."""
 
@@ -118,7 +120,7 @@ def test_lock_that_is_taken_after_commits_does_not_say_that_nothing_happened():
     session._learning._limit_s = 0.0
     release = held(session._learning)
     with pytest.raises(Indeterminate, match="may have happened"):
-        session.count("commits")
+        session.remember_state(first_state("c", 1, b""))
     release.set()
 
 

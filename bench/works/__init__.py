@@ -6,12 +6,14 @@ from bench.works.commits import Commit, Threads
 from bench.works.kernels import Compact, Consolidate
 from bench.works.lookups import Lookup
 from bench.works.opening import Open
-from bench.works.snapshots import ManyCommits, Snapshots
+from bench.works.pipeline import Growth, Pipeline
+from bench.works.snapshots import ManyCommits, Snapshots, Upkeep
 from bench.works.subscribing import Subscribe
 from bench.works.upserts import Changes, NetChanges, UpsertLarge, UpsertSmall
 from bench.works.work import Work
 
 _ALL: tuple[Work, ...] = (
+    Pipeline(),
     Commit("commit-1", 1, 200),
     Commit("commit-100", 100, 200),
     Commit("commit-10k", 10_000, 50),
@@ -20,11 +22,13 @@ _ALL: tuple[Work, ...] = (
     NetChanges(),
     UpsertLarge(),
     Changes(),
+    Upkeep(),
     Snapshots(),
     Consolidate(),
     Compact(),
     Lookup(),
     ManyCommits(),
+    Growth(),
     Open(),
     Subscribe(),
 )

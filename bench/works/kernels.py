@@ -18,6 +18,7 @@ class Consolidate(Work):
     """Three of ten updates cancel each other; they come in random order."""
 
     name = "consolidate"
+    headlines = ("consolidate",)
     title = "consolidate {updates:,} updates in memory"
     needs = ("consolidate",)
     cases = (
@@ -44,6 +45,7 @@ class Compact(Work):
     """Sorted runs that overlap everywhere; one of eleven updates retracts a row of the run before."""
 
     name = "compact"
+    headlines = ("merge",)
     title = "merge 16 sorted runs of {rows:,} updates into one, told to use {memory_mb} MB"
     needs = ("write_runs", "merge_runs")
     cases = (Case(quick={"rows": 20_000, "memory_mb": 700}, full={"rows": 1_000_000, "memory_mb": 700}),)

@@ -16,6 +16,7 @@ class Lookup(Loaded):
     """By key, on a loaded table, and again right after 100 small commits."""
 
     name = "lookup"
+    headlines = ("first point", "point", f"range of {RANGE:,}")
     title = "point and range lookup in {base:,} rows, also right after {commits} commits of 100 new rows"
     needs = ("append", "lookup", "range")
     cases = (

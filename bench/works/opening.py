@@ -17,6 +17,7 @@ class Open(Work):
     """From the folder to a handle that knows the latest version, and to the first row."""
 
     name = "open"
+    headlines = ("open and first row",)
     title = "open a table that was made by {commits:,} commits of one row"
     needs = ("append", "lookup")
     cases = (

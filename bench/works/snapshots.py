@@ -6,36 +6,64 @@ import numpy as np
 
 from bench.peers.system import System, Version
 from bench.rows import Digest, digest, rows
-from bench.works.tables import Upserted, after_upsert
+from bench.works.tables import Loaded, Upserted, after_upsert, forget
 from bench.works.upserts import FULL, QUICK
 from bench.works.work import UPKEEP, Case, Out, Size, State, Work, attempt, check, median, opened, seconds
 
 WINDOW = 50
 MAINTAIN_EVERY = 100
+AGAIN = 3
+COMPACTED, EXPIRED = 2, 3
 
 
 class Snapshots(Upserted):
-    """Five states of the same table, each read whole."""
+    """One table read whole by a fresh process, in four states: the first read, and later ones."""
 
     name = "snapshots"
-    title = "all {base:,} rows before and after an upsert of {upsert:,}, after compaction, after expiry"
+    title = "all {base:,} rows, read whole by a fresh process"
+    headlines = ("first read", "again")
+    cases = tuple(
+        Case(label, quick={**QUICK, "state": state}, full={**FULL, "state": state})
+        for state, label in enumerate(
+            ("loaded at once", "after an upsert of a tenth", "compacted, history kept", "compacted and expired")
+        )
+    )
+
+    def setup_key(self, size: Size) -> str:
+        return f"state-{size['state']}-{size['base']}-{size['upsert']}"
+
+    def setup(self, system: System, size: Size, out: Out) -> State:
+        state = super().setup(system, size, out) if size["state"] else Loaded.setup(self, system, size, out)
+        system.open()
+        if size["state"] >= COMPACTED:
+            system.compact()
+        if size["state"] >= EXPIRED:
+            forget(system)
+        system.close()
+        return state
+
+    def run(self, system: System, size: Size, state: State, out: Out) -> None:
+        expected = after_upsert(state["digest"], size) if size["state"] else tuple(state["digest"])
+        with opened(system):
+            out.figure("first read", _read(system, None, expected))
+            out.figure("again", median([_read(system, None, expected) for _ in range(AGAIN)]))
+
+
+class Upkeep(Upserted):
+    """What it takes to clean up after an upsert. No two systems do the same, so these are not compared."""
+
+    name = "upkeep"
+    title = "compaction of {base:,} rows after an upsert of {upsert:,}, and expiry of what it replaced"
     cases = (Case(quick=QUICK, full=FULL),)
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
         before, after = tuple(state["digest"]), after_upsert(state["digest"], size)
         with opened(system):
-
-            def read(metric: str, version: Version, expected: Digest) -> None:
-                attempt(out, metric, lambda: _read(system, version, expected))
-
-            read("before the upsert", state["loaded"], before)
-            read("after the upsert", None, after)
-            attempt(out, "compaction itself", lambda: seconds(system.compact), UPKEEP)
-            if system.why_not("compact") is None:
-                read("after compaction", None, after)
-            attempt(out, "expiry and compaction", lambda: seconds(lambda: _forget(system)), UPKEEP)
-            if system.why_not("expire") is None:
-                read("after compaction and expiry", None, after)
+            attempt(out, "the version before the upsert", lambda: _read(system, state["loaded"], before))
+            attempt(out, "compaction, history kept", lambda: seconds(system.compact), UPKEEP)
+            attempt(out, "expiry and compaction", lambda: seconds(lambda: forget(system)), UPKEEP)
+            out.seal()
+            check("rows after", digest(system.snapshot()), after)
 
 
 class ManyCommits(Work):
@@ -45,6 +73,7 @@ class ManyCommits(Work):
     title = "up to {commits:,} commits of {rows} rows, then all of them read"
     needs = ("append", "snapshot")
     repeat = 1
+    headlines = ("snapshot after 10,000",)
     cases = (
         Case("with maintenance", {"rows": 10, "commits": 120, "on": 1}, {"rows": 10, "commits": 10_000, "on": 1}),
         Case("without maintenance", {"rows": 10, "commits": 120, "on": 0}, {"rows": 10, "commits": 10_000, "on": 0}),
@@ -99,9 +128,3 @@ def _read_count(system: System, expected: int) -> float:
     elapsed = seconds(lambda: found.append(system.snapshot()))
     check("rows", [found[0].num_rows], [expected])
     return elapsed
-
-
-def _forget(system: System) -> None:
-    system.expire()
-    if system.why_not("compact") is None:
-        system.compact()

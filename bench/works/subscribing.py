@@ -22,6 +22,7 @@ class Subscribe(Work):
     """One row per commit. A system without a push is polled every millisecond; the time runs from the call of write."""
 
     name = "subscribe"
+    headlines = ("latency",)
     title = "from the call that commits one row to the subscriber that has it, {writes} times"
     needs = ("append", "feed")
     cases = (

@@ -42,6 +42,13 @@ class Upserted(Loaded):
         return state
 
 
+def forget(system: System) -> None:
+    """Expire every version but the latest, and compact what is left."""
+    system.expire()
+    if system.why_not("compact") is None:
+        system.compact()
+
+
 def upsert_rows(size: Size, version: int = 1) -> pa.Table:
     """Nine of ten have an id that is there, at random; the rest is new."""
     return rows(_upsert_ids(size, version), version)

@@ -32,7 +32,7 @@ class Out(Protocol):
     def cannot(self, metric: str, reason: str) -> None: ...
 
     def seal(self) -> None:
-        """Take the peak memory now: what follows only checks."""
+        """Take memory, processor time and bytes now: what follows only checks."""
 
     def remaining(self) -> float:
         """Seconds until this process is killed."""
@@ -63,6 +63,12 @@ class Work:
     cases: ClassVar[Sequence[Case]] = (Case(),)
     repeat: ClassVar[int] = 3
     """Repetitions of a full run."""
+
+    patience: ClassVar[float] = 1.0
+    """How many times the usual limit one process of this work may take."""
+
+    headlines: ClassVar[tuple[str, ...]] = ()
+    """The figures that the first table of the page shows."""
 
     def setup_key(self, size: Size) -> str:
         """Works with an equal key share what setup left behind."""

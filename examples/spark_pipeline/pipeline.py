@@ -2,8 +2,10 @@
 
     python -m examples.spark_pipeline.pipeline [--rows 20000] [--keep FOLDER]
     python -m examples.spark_pipeline.pipeline --log changes.csv --key id
+    python -m examples.spark_pipeline.pipeline --store s3://bucket/a-new-prefix
 
-Everything runs on this machine, on the session that is active or a new one. The answers that are shown are
+Spark runs on this machine, on the session that is active or a new one. The store is in a temporary folder, or where
+`--store` says; the log and the checkpoints are in the folder. The answers that are shown are
 checked. Exit codes: 0 all of them are right, 1 one is not (a bug), 2 the arguments or the log cannot be understood,
 3 Spark cannot run here.
 """
@@ -11,6 +13,7 @@ checked. Exit codes: 0 all of them are right, 1 one is not (a bug), 2 the argume
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -26,14 +29,18 @@ from rich.table import Table
 
 from examples.spark_pipeline.console import bar, quietly, waiting
 from examples.spark_pipeline.files import cut_into_files
+from examples.spark_pipeline.fresh_views import fresh_views
 from examples.spark_pipeline.generate_log import generate_log
 from examples.spark_pipeline.late_data import atomic_batches, late_data
+from examples.spark_pipeline.live_lookups import live_lookups
 from examples.spark_pipeline.running_sums import Sums, sums_of
 from timespine.client.collection import Collection
 from timespine.client.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError
+from timespine.location.opening.registry import place_of
+from timespine.location.opening.store_location import parse_location
 from timespine.spark.change_log_words import DELETE, INSERT, POSTIMAGE, SEQUENCE
 from timespine.spark.changelog import collection_columns, read_changes, reason_of, stream_changes
 from timespine.spark.quoted_names import quoted
@@ -105,6 +112,8 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sequence", metavar="NAME", help="a column that orders its changes (default: as they stand)")
     parser.add_argument("--rows", metavar="N", type=int, default=20_000, help="changes to generate without a log")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep everything in this new folder")
+    parser.add_argument("--store", metavar="URL", help="a folder or a bucket for the store, which stays; a new one")
+    parser.add_argument("--consensus", metavar="ADDRESS", help="where the logs of a new store in a bucket are")
     return parser.parse_args(arguments)
 
 
@@ -155,8 +164,11 @@ class Pipeline:
 
     def run(self) -> bool:
         """All of it; whether every answer was right."""
-        self.say(f"Spark {self.spark.version} and a store in {self.folder / 'store'}.")
-        with open_store(self.folder / "store", maintenance=False, config=CONFIG) as store:
+        where = self.asked.store or self.folder / "store"
+        self.say(f"Spark {self.spark.version} and a store in {where}.")
+        with open_store(where, maintenance=False, config=CONFIG, consensus=self.asked.consensus) as store:
+            if store.names():
+                raise UsageError(f"{store.location} has collections: name a new folder or prefix for this pipeline")
             log = self.log()
             orders = self.collected(store, log)
             sums = self.followed(store, orders)
@@ -167,6 +179,7 @@ class Pipeline:
             self.prove(times, before, merged, after)
             late_data(self, store)
             atomic_batches(self, store)
+            fresh_views(self, store, log)
         self.say(f"\nAll of it took {time.monotonic() - self.began:.0f} s.")
         return self.is_right
 
@@ -184,9 +197,9 @@ class Pipeline:
             if not rows:
                 raise UsageError(f"there are no changes in {self.asked.log}")
             size = min(BATCH_ROWS_MAX, max(1, -(-rows // BATCHES)))
-            files = cut_into_files(changes, folder, size)
+            files = cut_into_files(changes, folder / "given", size)
         self.title(f"The log {self.asked.log}: {rows:,} changes, dealt out in their order into {files} files")
-        return folder
+        return folder / "given"
 
     def collected(self, store: Store, log: Path) -> Collection:
         """The log goes into a collection, one file per batch, each exactly once."""
@@ -195,7 +208,7 @@ class Pipeline:
         orders = store.create("orders", key=key, value=value, timeline="counter")
         self.title("A stream of its files goes into the collection orders: upserts and deletes, in one commit per file")
         files = len(list(log.glob("*.*")))
-        with bar(self.console, "Applying changes", files) as step:
+        with live_lookups(self, orders), bar(self.console, "Applying changes", files) as step:
             self.stream(changes, foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE, done=step), "log")
         commits = orders.history()
         self.say(
@@ -258,7 +271,7 @@ class Pipeline:
     ) -> tuple[dict[int, Answer], dict[int, Answer]]:
         """Compaction, expiry and vacuum, with what they freed; the answers after the first and after all."""
         self.title("Maintenance, while anybody may read and write")
-        files = self.files()
+        files = _blobs_of(store)
         batches = orders.inspect().batches
         with waiting(self.console, "Merging"):
             orders.compact(wait=True)
@@ -274,8 +287,8 @@ class Pipeline:
         self.say(f"expiry: history is exact from {reply.since} on{held}; {forgotten:,} updates are forgotten")
         gone = sum(each.collected + each.swept for each in done)
         found = store.vacuum(dry_run=False)
-        self.say(f"garbage collection: {gone} files are deleted; vacuum finds {len(found.blobs)} more that have leaked")
-        before, after = (f"{count} files of {size:,} bytes" for count, size in (files, self.files()))
+        self.say(f"garbage collection: {gone} blobs are deleted; vacuum finds {len(found.blobs)} more that have leaked")
+        before, after = (f"{count} blobs of {size:,} bytes" for count, size in (files, _blobs_of(store)))
         self.say(f"the store had {before} and has {after}")
         if times[0] > 0 and not reply.held_by:
             self.check(
@@ -312,11 +325,6 @@ class Pipeline:
         for each in (commits / str(last), commits / f".{last}.crc"):
             each.unlink(missing_ok=True)
 
-    def files(self) -> tuple[int, int]:
-        """Data files of the store, and their bytes."""
-        sizes = [path.stat().st_size for path in (self.folder / "store" / "blobs").rglob("*") if path.is_file()]
-        return len(sizes), sum(sizes)
-
     def title(self, text: str) -> None:
         self.console.print(f"\n{text}", style="bold", markup=False, soft_wrap=True)
 
@@ -337,6 +345,13 @@ def answer(frame: DataFrame, sums: Sums) -> Answer:
     row = frame.agg(F.count("*").alias("rows"), sums.total(F.lit(1)).alias("total"), prints.alias("print")).head()
     assert row is not None
     return Answer(row["rows"], row["total"], f"{int(row['print'] or 0) & (1 << 64) - 1:016x}"[:12])
+
+
+def _blobs_of(store: Store) -> tuple[int, int]:
+    """Blobs of the store, and their bytes."""
+    with contextlib.closing(place_of(parse_location(store.location)).open_blob(read_only=True)) as blob:
+        sizes = [info.size for info in blob.list_keys()]
+    return len(sizes), sum(sizes)
 
 
 def _told_of(batches: Sequence[Any]) -> str:

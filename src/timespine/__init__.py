@@ -20,12 +20,16 @@ from timespine.client.argument_types import (
     SetLike,
     Timeline,
 )
+from timespine.client.backup.copy_store import CopyResult, copy, promote
+from timespine.client.backup.fence_store import fence
+from timespine.client.backup.restore_store import RestorePoint, RestoreResult
+from timespine.client.backup.restore_store import restore_store as restore
 from timespine.client.catalog.retention import Retention, RetentionLike
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.amplification import Amplification
 from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
 from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
-from timespine.client.lazy_arrangement import OpenArrangement
+from timespine.client.lazy_arrangement import ArrangementHold, OpenArrangement
 from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.maintenance.vacuum import VacuumResult
 from timespine.client.open_store import open
@@ -64,6 +68,7 @@ from timespine.errors import (
     DiffOverflow,
     Fenced,
     HandleExpired,
+    IncompleteCopy,
     Indeterminate,
     InlineBudgetExceeded,
     InvalidRows,
@@ -78,6 +83,7 @@ from timespine.errors import (
     SchemaConflict,
     SinceError,
     StoreClosed,
+    StoreFenced,
     TimespineError,
     Unavailable,
     UnknownCollection,
@@ -96,6 +102,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Amplification",
     "AppendResult",
+    "ArrangementHold",
     "BatchAlreadyCommitted",
     "BatchBuilder",
     "BatchInfo",
@@ -114,6 +121,7 @@ __all__ = [
     "Conflict",
     "Contention",
     "Contents",
+    "CopyResult",
     "CorruptionError",
     "CreateOptions",
     "CriticalHold",
@@ -136,6 +144,7 @@ __all__ = [
     "HollowBatch",
     "IfBehind",
     "IfExists",
+    "IncompleteCopy",
     "Indeterminate",
     "InlineBudgetExceeded",
     "Inspection",
@@ -156,6 +165,8 @@ __all__ = [
     "PartInfo",
     "Predicate",
     "ReadOnlyStore",
+    "RestorePoint",
+    "RestoreResult",
     "Retention",
     "RetentionLike",
     "Rows",
@@ -170,6 +181,7 @@ __all__ = [
     "Snapshot",
     "Store",
     "StoreClosed",
+    "StoreFenced",
     "TimeLike",
     "Timeline",
     "TimespineError",
@@ -189,8 +201,12 @@ __all__ = [
     "WrongProcess",
     "__version__",
     "col",
+    "copy",
     "examine",
+    "fence",
     "open",
+    "promote",
+    "restore",
 ]
 
 

@@ -12,7 +12,8 @@
     |  |- OwnedCollection                 only the refresh of a view writes to the collection
     |  |- UnsupportedView                 a view cannot be maintained as it was asked for: here are all reasons
     |  |- StoreClosed                     the store, or a port of it, was closed: open it again
-    |  |- ReadOnlyStore                   the store was opened for reading only
+    |  |- ReadOnlyStore                   the store was opened for reading only, or is a copy
+    |  |- IncompleteCopy                  the store is a copy that was interrupted: copy again
     |  |- WrongProcess                    a handle belongs to the process that opened it: open the store in this one
     |  `- UnknownCollection (a KeyError)  there is no collection of that name
     |- Conflict                         ask again, for something else
@@ -27,6 +28,7 @@
     |- HandleExpired                    start again with a new handle
     |  |- LeaseExpired                    the lease of this handle lapsed and was removed
     |  `- Fenced                          another process took over, or this writer is no longer registered
+    |     `- StoreFenced                    the store was fenced or restored: open it again
     |- Unavailable                      retry
     |  |- Determinate                     it did not happen
     |  |  |- Contention                     other writers were first every time that it was tried
@@ -60,6 +62,11 @@ def short_repr(value: object) -> str:
     except Exception:  # a hostile or half-built object, or an integer too long to print
         text = f"<{type(value).__name__}>"
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+
+
+def with_article(noun: str) -> str:
+    """Return a noun with its article: "an int", "a str"."""
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
 
 
 def _time(time: object) -> object:
@@ -226,6 +233,10 @@ class ReadOnlyStore(UsageError):
     """The store was opened for reading only. Nothing was changed."""
 
 
+class IncompleteCopy(UsageError):
+    """The store is a copy whose last run was interrupted. Run `copy` again to finish it."""
+
+
 class WrongProcess(UsageError):
     """A handle was used in, or sent to, a process other than the one that opened it. Nothing was changed."""
 
@@ -344,6 +355,10 @@ class Fenced(HandleExpired):
         super().__init__(message)
         self.in_doubt = in_doubt
         """Whether the command may have been committed."""
+
+
+class StoreFenced(Fenced):
+    """The store was fenced or restored after this process opened it. Close it, and open it again."""
 
 
 class Unavailable(TimespineError):

@@ -21,6 +21,8 @@ class Hint(NamedTuple):
 SENTENCES: Mapping[str, str] = {
     # Stores and names.
     "create-store": "create it with timespine.open(path) or `timespine init`",
+    "copy-again": "run timespine.copy again, or `timespine copy`",
+    "promote-copy": "open it with read_only=True, or make it a store of its own with timespine.promote(...)",
     "open-or-replace": "open it with store[{name!r}], or pass replace=True",
     "evolve-or-replace": "evolve it, or pass replace=True",
     "open-as-it-is": "open it with store[{name!r}]",
@@ -28,6 +30,7 @@ SENTENCES: Mapping[str, str] = {
     "change-deadline": "change it with store[{name!r}].forget_within(...)",
     "replace-blocked-name": "pass replace=True to give it again, or give another name",
     "use-another-name": "give another name",
+    "drop-views-first": "drop them first, or pass force=True: they keep their rows, and are refreshed no more",
     "release-or-force": "release them, or pass force=True to drop it anyway",
     "release-or-drop": "release them, or drop it first with store.drop({name!r}, force=True)",
     "use-clock": "create the collection with timeline='clock'",

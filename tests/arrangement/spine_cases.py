@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from kernel_cases import LONG, TYPES, array
 
-from timespine.arrangement import chunk, filters
-from timespine.arrangement.batch import Batch, batch_of
-from timespine.arrangement.layout import Layout
+from timespine.arrangement.batch import chunk, filters
+from timespine.arrangement.batch.batch import Batch, batch_of
+from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.schema.schema import infer
 from timespine.model.frontier import Frontier
 from timespine.testing.spine_model import SpineModel, model_rows

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spine_cases import layouts, pools, tiny, update_tables, updates_of
 
-from timespine.arrangement import chunk
-from timespine.arrangement.batch import Location, batch_of
-from timespine.arrangement.layout import Layout
+from timespine.arrangement.batch import chunk
+from timespine.arrangement.batch.batch import Location, batch_of
+from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.schema.schema import define, infer
 from timespine.core.batch import wrap_int64
 from timespine.errors import UsageError

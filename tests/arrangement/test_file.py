@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from spine_cases import layouts, pools, tiny, update_tables, updates_of
 from test_view import BY_ID, ORDERS, orders
 
-from timespine.arrangement.batch import Location, batch_of
+from timespine.arrangement.batch.batch import Location, batch_of
+from timespine.arrangement.batch.file import open_batch, write_batch
+from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.checkpoint import CheckpointFolder
-from timespine.arrangement.file import open_batch, write_batch
-from timespine.arrangement.layout import Layout
-from timespine.arrangement.view import ArrangementView
+from timespine.arrangement.read.view import ArrangementView
 from timespine.columnar.schema.schema import define
 from timespine.core.encoding import envelope
 from timespine.errors import CorruptionError, UsageError, VersionError
@@ -170,6 +170,19 @@ def test_a_damaged_manifest_is_an_error_and_not_an_older_checkpoint(tmp_path):
     path.rename(tmp_path / "manifest-0000000000000003")
     with pytest.raises(CorruptionError, match="not the manifest"):
         CheckpointFolder(str(tmp_path), BY_ID, is_read_only=True).manifests()
+
+
+def test_what_an_ended_process_left_half_written_goes_when_the_next_one_opens_the_folder(tmp_path):
+    saved(tmp_path)
+    left = ["files-0000000000000009.json", ".manifest-0000000000000003.tmp", ".files-0000000000000003.json.tmp"]
+    for name in left:
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("of a user")
+    before = {each.name for each in tmp_path.iterdir()}
+    CheckpointFolder(str(tmp_path), BY_ID, is_read_only=True)
+    assert {each.name for each in tmp_path.iterdir()} == before
+    CheckpointFolder(str(tmp_path), BY_ID).close()
+    assert {each.name for each in tmp_path.iterdir()} == before - set(left)
 
 
 def test_one_spine_at_a_time_writes_to_a_folder_of_one_arrangement(tmp_path):

@@ -10,9 +10,9 @@ from assertions import until
 from test_spine import TINY, ids
 from test_view import ORDERS, orders
 
-from timespine.arrangement import slicing
-from timespine.arrangement.merger import Mergers, shared_mergers
-from timespine.arrangement.spine import Spine
+from timespine.arrangement.spine import slicing
+from timespine.arrangement.spine.merger import Mergers, shared_mergers
+from timespine.arrangement.spine.spine import Spine
 from timespine.core.protocols import merge_spine
 from timespine.errors import Determinate, StoreClosed
 
@@ -101,7 +101,7 @@ def test_a_level_that_is_due_when_its_task_ends_gets_a_new_one(gate):
 
 
 def test_a_fork_of_a_full_spine_makes_room_by_itself(gate):
-    two = mock.patch("timespine.arrangement.spine.shared_mergers", mock.Mock(return_value=Mergers(2)))
+    two = mock.patch("timespine.arrangement.spine.spine.shared_mergers", mock.Mock(return_value=Mergers(2)))
     with two, Spine(ORDERS, rules=TINY) as spine:
         fill(spine, *range(TINY.batches_max))
         until(gate.stopped.is_set)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from spine_cases import TIMES, counted, frontiers, spines, times, tiny, updates_of
 from test_view import BY_ID, orders
 
-from timespine.arrangement.batch import batch_of
-from timespine.arrangement.layout import Layout
-from timespine.arrangement.retention_filters import Keep, RetentionFilters, ValueFilter
-from timespine.arrangement.slicing import SlicedMerge, merge_batches
-from timespine.arrangement.view import ArrangementView
+from timespine.arrangement.batch.batch import batch_of
+from timespine.arrangement.batch.layout import Layout
+from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.spine.retention_filters import Keep, RetentionFilters, ValueFilter
+from timespine.arrangement.spine.slicing import SlicedMerge, merge_batches
 from timespine.columnar.predicate.column import col
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier

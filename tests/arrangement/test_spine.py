@@ -1,4 +1,4 @@
-"""A spine is the sum of what was inserted, whatever merges do: in one thread, in many, saved, restored, forked."""
+"""A spine is the sum of what was inserted, whatever merges do: saved, restored, filtered, spilled, in many threads."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from unittest import mock
 
 import pytest
 from assertions import until
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from spine_cases import TIMES, counted, frontiers, key_tables, layouts, pools, times, tiny, update_tables
 from test_view import ORDERS, orders
 
-from timespine.arrangement import slicing
-from timespine.arrangement.batch import Location, batch_of
-from timespine.arrangement.layout import Layout
-from timespine.arrangement.spine import Spine
+from timespine.arrangement.batch.batch import Location, batch_of
+from timespine.arrangement.batch.layout import Layout
+from timespine.arrangement.spine import slicing
+from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.predicate.column import col
 from timespine.core.arrangement import memory_pressure
 from timespine.core.arrangement.levels import BATCHES_MAX, LEVELS, LevelRules
 from timespine.core.protocols import merge_spine
 from timespine.errors import CorruptionError, Determinate, SinceError, StoreClosed, UsageError
 from timespine.model.frontier import Frontier
-from timespine.testing.spine_model import SpineModel, model_rows
 
 TINY = LevelRules(
     row_bounds=tuple(3**n for n in range(1, LEVELS)),
@@ -36,99 +31,8 @@ TINY = LevelRules(
 )
 
 
-class Machine(RuleBasedStateMachine):
-    """Anything that can be done with a spine, beside the model."""
-
-    @initialize(data=st.data())
-    def begin(self, data):
-        self.patches = tiny()
-        self.patches.__enter__()
-        self.layout = data.draw(layouts())
-        self.values = data.draw(pools(self.layout))
-        self.model = SpineModel(self.layout.order, len(self.layout.by), self.layout.schema.time_names)
-        self.spine = Spine(self.layout.schema, self.layout.by, threads=False, rules=TINY)
-        self.paused = 0
-
-    @rule(data=st.data(), wait=st.booleans())
-    def insert(self, data, wait):
-        table = data.draw(update_tables(self.layout, self.values))
-        if self.spine.insert(table, wait=wait):
-            self.model.insert(table)
-
-    @rule(data=st.data())
-    def insert_a_shared_batch(self, data):
-        table = data.draw(update_tables(self.layout, self.values, min_size=1))
-        batch = batch_of(table, self.layout)
-        if batch is not None:
-            self.spine.insert(batch)
-            self.model.insert(table)
-
-    @rule(data=st.data())
-    def advance_since(self, data):
-        self.spine.advance_since(data.draw(frontiers(self.layout)))
-
-    @rule()
-    def pause(self):
-        self.spine.pause()
-        self.paused += 1
-
-    @precondition(lambda self: self.paused)
-    @rule()
-    def resume(self):
-        self.spine.resume()
-        self.paused -= 1
-
-    @precondition(lambda self: not self.paused)
-    @rule()
-    def complete(self):
-        self.spine.complete_merges()
-        assert self.spine.is_compaction_complete
-        assert self.spine.is_settled()
-
-    @rule()
-    def fork(self):
-        before = self.spine
-        self.spine = before.fork()
-        before.close()
-        self.paused = 0
-
-    @invariant()
-    def reads_are_those_of_the_model(self):
-        if not hasattr(self, "spine"):
-            return
-        for time in [(TIMES,) * self.layout.schema.arity, (1,) * self.layout.schema.arity]:
-            try:
-                view = self.spine.view(time)
-            except SinceError:
-                assert not self.spine.since.less_equal(time)
-                continue
-            answer = [row for table in view.scan(rows=5) for row in counted(table, self.layout)]
-            assert answer == self.model.as_of(time)
-
-    @rule(data=st.data())
-    def fetch(self, data):
-        keys = data.draw(key_tables(self.spine_values()))
-        time = data.draw(times(self.layout))
-        if self.spine.since is None or self.spine.since.less_equal(time):
-            found = self.spine.view(time).fetch(keys)
-            assert counted(found, self.layout) == self.model.fetch(model_rows(keys, keys.column_names), time)
-
-    def spine_values(self):
-        return mock.Mock(layout=self.layout, values=self.values)
-
-    def teardown(self):
-        if hasattr(self, "spine"):
-            self.spine.close()
-        if hasattr(self, "patches"):
-            self.patches.__exit__(None, None, None)
-
-
-Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
-TestMachine = Machine.TestCase
-
-
 def spine_of(*tables, **options):
-    spine = Spine(ORDERS, threads=False, rules=TINY, **options)
+    spine = Spine(ORDERS, **{"threads": False, "rules": TINY, **options})
     for table in tables:
         spine.insert(table)
     return spine
@@ -298,6 +202,31 @@ def test_batches_merge_in_the_background_and_never_pile_up():
         assert ids(spine) == list(range(2000))
 
 
+def test_forks_are_made_while_others_measure_the_memory():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    errors: list[BaseException] = []
+    spine = Spine(ORDERS)
+    forks = [spine.fork() for _ in range(200)]
+
+    def measure():
+        try:
+            for _ in range(20):
+                spine._driver.resources()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=measure) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        forks.append(spine.fork())
+    for each in [spine, *forks]:
+        each.close()
+    sys.setswitchinterval(interval)
+    assert errors == []
+
+
 def test_readers_inserters_savers_and_pauses_at_once_see_only_whole_batches(tmp_path):
     """Every batch adds the same number to two keys: a reader must see equal sums."""
     interval = sys.getswitchinterval()
@@ -367,3 +296,14 @@ def test_an_inserter_that_waits_too_long_is_told_and_nothing_was_added():
                 spine._driver.run(merge_spine.insert(batch, None, 1))
             assert len(spine) == 10
         assert spine.metrics()["seconds waited for merges"] > 0
+
+
+def test_a_fork_shares_the_batches_and_reads_none_of_them():
+    with spine_of(*(orders([(n, "")]) for n in range(7))) as spine:
+        with mock.patch.object(slicing.SlicedMerge, "step", side_effect=AssertionError):
+            other = spine.fork()
+        assert all(one is two for one, two in zip(spine.batches, other.batches, strict=True))
+        other.insert(orders([(100, "")]))
+        assert ids(spine) == list(range(7))
+        assert ids(other) == [*range(7), 100]
+        other.close()

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spine_cases import counted, key_tables, scalar_key, spines, times, tiny
 
-from timespine.arrangement import chunk, view
-from timespine.arrangement.batch import batch_of
-from timespine.arrangement.filters import FilterCounts
-from timespine.arrangement.get import YIELD_EVERY, Courtesy
-from timespine.arrangement.layout import Layout
-from timespine.arrangement.view import ArrangementView
+from timespine.arrangement.batch import chunk
+from timespine.arrangement.batch.batch import batch_of
+from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.layout import Layout
+from timespine.arrangement.read import view
+from timespine.arrangement.read.get import YIELD_EVERY, Courtesy
+from timespine.arrangement.read.view import ArrangementView
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 from timespine.testing.spine_model import model_rows
@@ -142,7 +143,7 @@ def test_chunks_with_other_prefixes_are_put_together():
 def test_absent_keys_search_no_chunk():
     counts = FilterCounts()
     shown = view_of(*(orders([(n * 1000 + part, "") for n in range(100)]) for part in range(5)), counts=counts)
-    with mock.patch("timespine.arrangement.get.locate_key", side_effect=AssertionError):
+    with mock.patch("timespine.arrangement.read.get.locate_key", side_effect=AssertionError):
         assert shown.get({"id": 500}) == []
         assert shown.get({"id": -1}) == []
     assert (counts.member_misses, counts.member_hits, counts.range_misses) == (5, 0, 5)
@@ -167,7 +168,7 @@ def test_a_reader_sleeps_now_and_then_while_others_work():
     slept = []
     courtesy = Courtesy()
     shown = view_of(orders([(1, "a")]), courtesy=courtesy)
-    with mock.patch("timespine.arrangement.get.time.sleep", slept.append):
+    with mock.patch("timespine.arrangement.read.get.time.sleep", slept.append):
         for _ in range(2 * YIELD_EVERY):
             shown.get({"id": 1})
         assert not slept

@@ -40,3 +40,28 @@ def test_a_view_that_is_refused_exits_with_2_and_all_reasons(store, tmp_path):
     bad = run("view", "create", store, "bad", "--sql", str(tmp_path / "bad.sql"), "--policy", "incremental", code=2)
     assert "md5" in bad.output
     assert "soundex" in bad.output
+
+
+def test_views_are_followed_until_the_timeout(store, tmp_path):
+    run("view", "create", store, "sums", "--sql", str(tmp_path / "view.sql"), "--key", "odd")
+    (tmp_path / "more.json").write_text('{"k": 3, "v": 5}\n')
+    run("append", store, "a", str(tmp_path / "more.json"), "--format", "json")
+    told = run("view", "follow", store, "--every", "1 s", "--timeout", "0.1", "--output", "json")
+    (line,) = [json.loads(each) for each in told.stdout.splitlines()]
+    assert (line["name"], line["how"], line["changes"]) == ("sums", "changes", 2)
+    assert json.loads(run("view", "status", store, "sums", "--output", "json").stdout)["behind"] == 0
+    run("view", "follow", store, "nope", "--timeout", "0.1", code=2)
+
+
+def test_a_view_is_explained_before_it_is_created_replaced_and_rebuilt(store, tmp_path):
+    sql = str(tmp_path / "view.sql")
+    assert "stage 1 (hidden): group by" in run("view", "explain", store, "sums", "--sql", sql).output
+    run("view", "status", store, "sums", code=2)
+    run("view", "create", store, "sums", "--sql", sql, "--times", "every")
+    run("view", "create", store, "sums", "--sql", sql, code=2)
+    run("view", "create", store, "sums", "--sql", sql, "--key", "odd", "--policy", "incremental_strict", "--replace")
+    done = json.loads(run("view", "rebuild", store, "sums", "--output", "json").stdout)
+    assert (done["changes"], done["is_new"]) == (0, False)
+    shown = run("view", "status", store, "sums").output
+    assert "a: time 0, behind 0, updates 0" in shown
+    assert "incremental_strict" in shown

@@ -53,6 +53,7 @@ def of_store(folder):
         "seal_idle": [lambda store: store.seal_idle(), lambda store: store.seal_idle(0)],
         "retain": [lambda store: store.retain(None), lambda store: store.retain("7 days")],
         "forget_within": [lambda store: store.forget_within("2 days")],
+        "keep_deleted": [lambda store: store.keep_deleted("7 days"), lambda store: store.keep_deleted(None)],
         "vacuum": [lambda store: store.vacuum(dry_run=False)],
         "transaction": [lambda store: store.transaction()],
         "view": [lambda store: store.view("new", sql="SELECT id FROM orders")],
@@ -64,11 +65,12 @@ def of_store(folder):
         "__contains__": [lambda store: "orders" in store],
         "get": [lambda store: store.get("orders"), lambda store: store.get("never")],
         "names": [lambda store: store.names()],
+        "kept_deleted_ms": [lambda store: store.kept_deleted_ms()],
         "description": [lambda store: store.description("orders")],
         "vacuum": [lambda store: store.vacuum()],
         "snapshot": [lambda store: store.snapshot(["orders"])["orders"].to_arrow()],
     }
-    return changes, reads, {"metrics", "close", "refresh", "views"}
+    return changes, reads, {"metrics", "close", "refresh", "views", "follow", "sql"}
 
 
 def of_collection():

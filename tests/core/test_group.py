@@ -9,7 +9,6 @@ import pytest
 from group_cases import Stage, append, tx
 from state_harness import TERM_MS, WRITER, StateHarness, at, batch, inline_part, up
 
-from timespine.core import transitions
 from timespine.core.batch import Part
 from timespine.core.group import (
     Answers,
@@ -23,7 +22,6 @@ from timespine.core.group import (
 )
 from timespine.core.state import Commit, NoOp, new_state
 from timespine.core.transitions import (
-    COMMAND_BYTES_MAX,
     NOW_MAX,
     AddSchema,
     AlreadyCommitted,
@@ -40,6 +38,7 @@ from timespine.core.transitions import (
     Retain,
     Seal,
     apply,
+    command,
 )
 from timespine.errors import Fenced, SchemaConflict, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
@@ -332,8 +331,8 @@ def test_committer_that_leaves_in_the_middle_of_a_group_is_refused_from_there_on
 @pytest.mark.parametrize("now_ms", [None, 1.0, "1", True, NOW_MAX + 1, -NOW_MAX - 1, 1 << 70, float("nan")], ids=repr)
 def test_time_that_is_not_in_milliseconds_is_a_usage_error(now_ms: Any) -> None:
     scene = StateHarness()
-    for command in (Seal(at(1)), RegisterWriter("w2", TERM_MS)):
-        outcome = apply(scene.state, command, now_ms)
+    for each in (Seal(at(1)), RegisterWriter("w2", TERM_MS)):
+        outcome = apply(scene.state, each, now_ms)
         assert isinstance(outcome, NoOp)
         assert isinstance(outcome.reply, UsageError)
         assert "milliseconds" in str(outcome.reply)
@@ -355,21 +354,17 @@ def test_group_at_a_time_that_is_none_is_refused_and_changes_nothing() -> None:
     assert judged.changed == {}
 
 
-def test_command_over_the_limit_is_refused() -> None:
-    scene = StateHarness()
-    reply = scene.declined(AddSchema(None, bytes(COMMAND_BYTES_MAX)))
-    assert isinstance(reply, UsageError)
-    assert f"is over {COMMAND_BYTES_MAX}" in str(reply)
+def test_command_over_the_limit_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match=f"is over {command.COMMAND_BYTES_MAX}"):
+        AddSchema(None, bytes(command.COMMAND_BYTES_MAX))
 
 
 def test_command_is_measured_as_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = AddSchema(None, b"x" * 50)
-    size = len(msgspec.msgpack.encode(command))
-    for limit, fits in ((size, True), (size - 1, False)):
-        monkeypatch.setattr(transitions, "COMMAND_BYTES_MAX", limit)
-        outcome = apply(new_state("c"), command, 0)
-        assert isinstance(outcome, Commit) is fits
-        assert isinstance(outcome.reply, UsageError) is not fits
+    size = len(msgspec.msgpack.encode(AddSchema(None, b"x" * 50)))
+    monkeypatch.setattr(command, "COMMAND_BYTES_MAX", size)
+    assert isinstance(apply(new_state("c"), AddSchema(None, b"x" * 50), 0), Commit)
+    with pytest.raises(UsageError, match=f"AddSchema of {size + 1} bytes is over {size}"):
+        AddSchema(None, b"x" * 51)
 
 
 # Transactions of other processes.

@@ -21,6 +21,14 @@ NAMES = re.compile(
 )
 """The same words, and metaphors, in the names of functions and classes, tests included."""
 
+NOUNS = re.compile(
+    r"(?:The|An?|What|How|Which|Where|Of|All|One|Some|Every|Each|Whether|Exactly|Rows|Parts|Tables|Only|No|In|By|With)\b"
+)
+"""First words of a docstring that answers "what is returned" where a reader asks "what does it do"."""
+
+INVARIANTS = Path("src/timespine/core/invariants.py")
+"""The docstring of an invariant is the sentence that holds."""
+
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 """A block of code or output in a document. Its words are those of a source, which is counted itself."""
 
@@ -66,6 +74,17 @@ def docstring_faults(source: str) -> list[tuple[int, str]]:
     return faults
 
 
+def verb_faults(source: str) -> list[tuple[int, str]]:
+    """Find functions whose docstring begins with no verb, each with its line. That of a property names its value."""
+    return [
+        (node.lineno, f"the docstring of {node.name} begins with no verb")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+        and not any("property" in ast.unparse(each) for each in node.decorator_list)
+        and NOUNS.match(ast.get_docstring(node) or "")
+    ]
+
+
 def _definitions(
     node: ast.AST, outer: tuple[str, ...]
 ) -> Iterator[tuple[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, tuple[str, ...]]]:
@@ -86,6 +105,8 @@ def problems() -> list[str]:
         found.extend(f"{name}:{line}: {word!r} is discouraged" for line, word in words_in(path))
         if path.suffix == ".py":
             found.extend(f"{name}:{line}: {fault}" for line, fault in docstring_faults(path.read_text()))
+            if name.parts[0] == "src" and name != INVARIANTS:
+                found.extend(f"{name}:{line}: {fault}" for line, fault in verb_faults(path.read_text()))
     for folder in ("src", "tests", "bench", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT)

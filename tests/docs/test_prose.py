@@ -30,6 +30,19 @@ def plain(): ...
     ]
 
 
+def test_docstrings_of_functions_begin_with_a_verb():
+    source = """
+def rows():
+    '''The rows.'''
+@property
+def size():
+    '''The bytes.'''
+def theorem():
+    '''Theorize.'''
+"""
+    assert prose.verb_faults(source) == [(2, "the docstring of rows begins with no verb")]
+
+
 def test_names_of_functions_and_classes_are_checked_too():
     source = "def test_nobody_waits(): ...\nclass Reborn: ...\ndef test_no_thread_waits():\n    def bury(): ...\n"
     assert prose.name_faults(source) == [

@@ -13,6 +13,8 @@ UNTYPED = {
     "Rows.to_pylist": "values of rows are of any type",
     "ViewVerbs.view": "views are the layer above, and so is Spark: the result is a timespine.views.View",
     "ViewVerbs.refresh": "the results are timespine.views.Refreshed by name",
+    "ViewVerbs.sql": "the result is a timespine.views.StatementResult",
+    "ViewVerbs.follow": "the result is a timespine.views.Following",
     "OpenArrangement.get": "values of rows are of any type",
     "OpenArrangement.get_one": "values of rows are of any type",
     "Inspection.to_dict": "values of JSON are of any type",

@@ -22,10 +22,11 @@ writes this page.
 GROUPS = {
     "Stores and collections": "open Store Collection Config Transaction Merge Writer BatchBuilder HollowBatch",
     "Reading": "Rows Snapshot Changes Updates Contents MultiSnapshot Hold CriticalHold",
-    "Following": "ChangeFeed FeedEvent CommitStream CommitEvent OpenArrangement",
+    "Following": "ChangeFeed FeedEvent CommitStream CommitEvent ArrangementHold OpenArrangement",
     "Conditions and shapes": "col Column Predicate Schema Field Frontier Description",
     "Arguments": "RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike DurationLike "
     "RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity",
+    "Operating": "copy CopyResult promote restore RestorePoint RestoreResult fence",
     "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult AppendResult MaintenanceReport Retention",
     "Looking inside": "Inspection BatchInfo PartInfo HistoryEntry Amplification examine HealthReport Finding",
 }
@@ -49,6 +50,7 @@ ALIASES = (
     "client/argument_types.py",
     "client/time_args.py",
     "client/catalog/retention.py",
+    "client/backup/restore_store.py",
     "columnar/predicate/column.py",
     "columnar/schema/types.py",
 )

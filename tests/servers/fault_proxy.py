@@ -6,9 +6,13 @@ import contextlib
 import http.client
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+SLOW_BYTES, SLOW_S = 20, 0.005
+"""How many bytes of a slow reply come alone, and the pause before each."""
 
 PATIENCE_S = 120.0
 """How long a request hangs at most, if its test forgets to release it."""
@@ -21,6 +25,8 @@ class HttpFaults:
     "done 500"      forward the request, and answer 500
     "cut reply"     forward the request, and close the connection instead of answering
     "drop"          close the connection, and forward nothing
+    "half reply"    forward the request, and close the connection in the middle of the reply
+    "slow"          forward the request, and answer byte by byte, with pauses
     "hang"          forward nothing and answer nothing, until `release` is set
     """
 
@@ -49,6 +55,7 @@ class HttpFaults:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            slow = False
 
             def log_message(self, *args: object) -> None:
                 """Say nothing."""
@@ -66,7 +73,9 @@ class HttpFaults:
                 status, headers, reply = self._ask(body)
                 if fault == "cut reply":
                     return self._cut()
-                return self._answer(500 if fault == "done 500" else status, headers, reply)
+                self.slow = fault == "slow"
+                self._answer(500 if fault == "done 500" else status, headers, reply, cut=fault == "half reply")
+                return None
 
             def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
                 connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -75,7 +84,7 @@ class HttpFaults:
                     reply = connection.getresponse()
                     return reply.status, reply.getheaders(), reply.read()
 
-            def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+            def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False) -> None:
                 self.send_response_only(status)
                 is_head = self.command == "HEAD"
                 for name, value in headers:
@@ -84,10 +93,16 @@ class HttpFaults:
                     ):
                         self.send_header(name, value)
                 if not is_head:
-                    self.send_header("Content-Length", str(len(body)))
+                    self.send_header("Content-Length", str(max(len(body), int(cut))))
                 self.end_headers()
-                if not is_head:
-                    self.wfile.write(body)
+                if cut:
+                    self.wfile.write(body[: len(body) // 2])
+                    self._cut()
+                elif not is_head:
+                    for byte in body[:SLOW_BYTES] if self.slow else b"":
+                        time.sleep(SLOW_S)
+                        self.wfile.write(bytes([byte]))
+                    self.wfile.write(body[SLOW_BYTES:] if self.slow else body)
 
             def _cut(self) -> None:
                 self.close_connection = True

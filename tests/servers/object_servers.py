@@ -25,7 +25,12 @@ def start_moto(folder: Path) -> Started:
 
 
 def start_seaweed(folder: Path) -> Started:
-    master, volume, filer, port, *grpc = (free_port() for _ in range(8))
+    return run_seaweed(folder, [free_port() for _ in range(8)])
+
+
+def run_seaweed(folder: Path, ports: list[int]) -> Started:
+    """Start the server of a folder, which may have been killed."""
+    master, volume, filer, port, *grpc = ports
     rights: dict[str, object] = {"credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}], "name": "tests"}
     config = folder / "s3.json"
     config.write_text(
@@ -53,7 +58,7 @@ def start_rclone(folder: Path) -> Started:
 
 def _started(folder: Path, command: list[str], port: int) -> Started:
     log = folder / "log"
-    with log.open("wb") as output:
+    with log.open("ab") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=clean_environment(HOME=str(folder))
         )

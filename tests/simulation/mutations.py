@@ -56,6 +56,15 @@ def in_stores(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None
     return plant
 
 
+VIEWS: set[str] = set()
+"""The bugs that histories of views are to meet."""
+
+
+def in_views(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    VIEWS.add(plant.__name__)
+    return plant
+
+
 SPINES: set[str] = set()
 """The bugs that histories of the spines of arrangements are to meet."""
 
@@ -65,8 +74,35 @@ def in_spines(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None
     return plant
 
 
+REAL_SPINES: set[str] = set()
+"""Those of them that only histories with real batches, merges and cursors can meet."""
+
+
+def in_real_spines(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    REAL_SPINES.add(plant.__name__)
+    return in_spines(plant)
+
+
 def in_schemas(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     SCHEMAS.add(plant.__name__)
+    return plant
+
+
+ARRANGEMENTS: set[str] = set()
+"""The bugs that histories of stores with arrangements are to meet."""
+
+
+def in_arrangements(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    ARRANGEMENTS.add(plant.__name__)
+    return plant
+
+
+KEPT: set[str] = set()
+"""The bugs that histories of stores that keep deleted data are to meet."""
+
+
+def in_kept(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    KEPT.add(plant.__name__)
     return plant
 
 

@@ -5,7 +5,8 @@ each, the first seed whose history gives it away; `--pin` writes them down for
 `test_planted.py`. A survivor means that a property is missing. Those of streams are
 in `planted_streams.py`, those of the client in `planted_client.py`, those of turns in
 `planted_turns.py`, those of the relay in `planted_relay.py`, those of spines of arrangements in
-`planted_spines.py`, those of a bucket alone in `planted_bucket.py`.
+`planted_spines.py`, those of a bucket alone in `planted_bucket.py`, those of views in
+`planted_views.py`, those of deleted data in `planted_kept.py`.
 """
 
 from __future__ import annotations
@@ -21,18 +22,25 @@ from pathlib import Path
 import msgspec
 import planted_bucket  # noqa: F401 (for the bugs in it)
 import planted_client  # noqa: F401 (for the bugs in it)
+import planted_following  # noqa: F401 (for the bugs in it)
+import planted_kept  # noqa: F401 (for the bugs in it)
 import planted_relay  # noqa: F401 (for the bugs in it)
 import planted_spines  # noqa: F401 (for the bugs in it)
 import planted_streams  # noqa: F401 (for the bugs in it)
 import planted_turns  # noqa: F401 (for the bugs in it)
+import planted_views  # noqa: F401 (for the bugs in it)
 from mutations import (
+    ARRANGEMENTS,
     BUCKET,
     BUGS,
+    KEPT,
     REAL,
+    REAL_SPINES,
     SCHEMAS,
     SPINES,
     STORES,
     STREAMS,
+    VIEWS,
     bug,
     catching,
     in_schemas,
@@ -74,11 +82,13 @@ from timespine.core.transitions import (
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
 from timespine.testing.bucket.history import run_bucket_history
+from timespine.testing.refreshers.view_history import run_view_history
 from timespine.testing.simulator import core_reads
 from timespine.testing.simulator.checker import HistoryResult, run_core_history
 from timespine.testing.simulator.violation import Violation
 from timespine.testing.spines.history import run_spine_history
 from timespine.testing.stores import history_run
+from timespine.testing.stores.arranging_users import run_arrangement_history
 
 SEEDS = Path(__file__).with_name("planted_seeds.json")
 
@@ -102,6 +112,9 @@ SPINE_CALLS = 60
 BUCKET_CALLS = 40
 """Calls of a history of a bucket."""
 
+VIEW_CALLS = 30
+"""Calls of a history of views."""
+
 SPREAD = 12
 """Seeds from the pinned one on that may give a bug of real rows or stores away: what their histories meet changes with
 the columnar layer and the client."""
@@ -112,7 +125,7 @@ def group_number_is_not_recorded() -> Iterator[None]:
     def committed(state, group, origins, now_ms):
         return msgspec.structs.replace(state, seqno=state.seqno + 1)
 
-    with patched(group_module, "_committed", committed):
+    with patched(group_module, "_next_state", committed):
         yield
 
 
@@ -133,12 +146,13 @@ def a_no_is_judged_by_an_old_state() -> Iterator[None]:
     def commit_group(session, group, extra_writes=()):
         states = yield from commit._known_states(session, group)
         for _ in range(session.config.commit_attempts):
-            judged = group_module.evaluate(states, group, (yield commit.Now()))
+            now_ms = yield commit.Now()
+            judged = group_module.evaluate(states, group, now_ms)
             if isinstance(judged, Exception):
                 raise judged
             if not judged.changed:
                 return judged.replies
-            entries = [commit._entry(states[name], state) for name, state in judged.changed.items()]
+            entries = [commit._entry(states[name], state, now_ms) for name, state in judged.changed.items()]
             sent = commit.InDoubt(group, judged, (*extra_writes, *entries))
             if (yield from commit._store(session, sent)) is None:
                 return judged.replies
@@ -469,7 +483,7 @@ def sweep_reads_the_state_before_it_lists() -> Iterator[None]:
         if oldest is None:
             return 0
         live = {**garbage.references(state), **garbage.references(oldest)}
-        live.update(garbage._added(garbage.diffs_of(entries)))
+        live.update(garbage._references_of(entries))
         live.update((yield from garbage._children(session, live))[0])
         listed = yield from retry(session, garbage.ListBlobs(f"{collection}/"))
         orphans = [key for key in listed if key not in live and key.split("/")[1] not in state.writers]
@@ -517,7 +531,7 @@ def run_before_children() -> Iterator[None]:
 
 @bug
 def the_log_is_cut_before_garbage_is_deleted() -> Iterator[None]:
-    def collect_garbage(session, collection):
+    def collect_garbage(session, collection, keep_ms=0):
         state = yield from refresh_state(session, collection)
         base = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=None)
         if base is None:
@@ -526,11 +540,10 @@ def the_log_is_cut_before_garbage_is_deleted() -> Iterator[None]:
         oldest = yield from garbage._oldest_state(session, state, entries)
         newer = yield from garbage._rollup(session, state, base)
         if oldest is not None and newer is not None and oldest.seqno < base:
-            diffs = garbage.diffs_of(entries)
             past = garbage.references(oldest)
-            past.update(garbage._added(change for change in diffs if change.n <= base))
+            past.update(garbage._references_of(entry for entry in entries if entry[0] <= base))
             live = garbage.references(newer)
-            live.update(garbage._added(change for change in diffs if change.n > base))
+            live.update(garbage._references_of(entry for entry in entries if entry[0] > base))
             yield from retry(session, garbage.Truncate(collection, base + 1))
             yield from garbage.delete_with_children(session, past, live)
         yield from garbage.commit(session, collection, RemoveRollups(base))
@@ -723,7 +736,7 @@ def a_part_is_passed_through_although_another_one_overlaps_it() -> Iterator[None
         for piece in sorted(pieces, key=lambda piece: piece.lower):
             yield [piece], piece.lower, piece.upper
 
-    with patched(stretches_module, "_overlapping", overlapping):
+    with patched(stretches_module, "_group_overlapping", overlapping):
         yield
 
 
@@ -835,12 +848,12 @@ def updates_in_no_order_are_taken_for_sorted() -> Iterator[None]:
 @on_real_storage
 @bug
 def rows_from_before_a_column_was_added_do_not_hold_its_default() -> Iterator[None]:
-    real = update_table._projected
+    real = update_table._project_column
 
     def projected(table, there, written, field):
         return real(table, there, written, msgspec.structs.replace(field, default=None))
 
-    with patched(update_table, "_projected", projected):
+    with patched(update_table, "_project_column", projected):
         yield
 
 
@@ -881,11 +894,15 @@ def history(name: str, seed: int) -> HistoryResult:
         return run_core_history(seed, REAL_OPERATIONS, real=True)
     if name in BUCKET:
         return run_bucket_history(seed, BUCKET_CALLS)
+    if name in ARRANGEMENTS:
+        return run_arrangement_history(seed, STORE_CALLS)
     if name in STORES:
         return history_run.run_store_history(seed, STORE_CALLS)
+    if name in VIEWS:
+        return run_view_history(seed, VIEW_CALLS)
     if name in SPINES:
-        return run_spine_history(seed, SPINE_CALLS)
-    flavours = {"schemas": SCHEMAS, "streams": STREAMS}
+        return run_spine_history(seed, SPINE_CALLS, real=name in REAL_SPINES)
+    flavours = {"schemas": SCHEMAS, "streams": STREAMS, "kept": KEPT}
     return run_core_history(
         seed, 60, flavour=next((each for each, names in flavours.items() if name in names), "mixed")
     )
@@ -894,7 +911,7 @@ def history(name: str, seed: int) -> HistoryResult:
 def is_caught(name: str, seed: int) -> bool:
     """Whether a check of its promise notices a planted bug at its pinned seed, or one of those right after it."""
     with BUGS[name]():
-        later = range(SPREAD if name in REAL | STORES else 1)
+        later = range(SPREAD if name in REAL | STORES | ARRANGEMENTS | VIEWS else 1)
         return any(catching(name, history(name, seed + each).violations) for each in later)
 
 

@@ -30,6 +30,29 @@ from timespine.location.consensus import differing_heads
 
 @in_bucket
 @bug
+def a_fence_is_not_looked_for() -> Iterator[None]:
+    def is_epoch_raised(replica, ahead):
+        return False
+
+    with patched(commit, "is_epoch_raised", is_epoch_raised):
+        yield
+
+
+@in_bucket
+@bug
+def a_fence_is_looked_for_in_old_logs() -> Iterator[None]:
+    def is_epoch_raised(replica, ahead):
+        return replica.epoch is not None and not ahead.entries and replica.logs.epoch != replica.epoch
+
+    def epoch(self):
+        return self._replica.logs.epoch
+
+    with patched(commit, "is_epoch_raised", is_epoch_raised), patched(commit.Ahead, "epoch", property(epoch)):
+        yield
+
+
+@in_bucket
+@bug
 def base_is_not_read_after_the_put() -> Iterator[None]:
     def read_base(replica):
         yield from ()

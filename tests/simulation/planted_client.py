@@ -122,7 +122,7 @@ def a_group_gives_its_answers_to_the_wrong_waiters() -> Iterator[None]:
 @in_stores
 @bug
 def a_commit_in_doubt_is_said_to_have_failed() -> Iterator[None]:
-    real = GroupCommitter._committed
+    real = GroupCommitter._commit_transactions
 
     def committed(self, transactions, extra_writes=()):
         try:
@@ -130,14 +130,14 @@ def a_commit_in_doubt_is_said_to_have_failed() -> Iterator[None]:
         except Indeterminate as error:
             raise Determinate(f"nothing was committed: {error}") from error
 
-    with patched(GroupCommitter, "_committed", committed):
+    with patched(GroupCommitter, "_commit_transactions", committed):
         yield
 
 
 @in_stores
 @bug
 def a_commit_in_doubt_is_tried_once_more() -> Iterator[None]:
-    real = GroupCommitter._committed
+    real = GroupCommitter._commit_transactions
 
     def committed(self, transactions, extra_writes=()):
         try:
@@ -146,7 +146,7 @@ def a_commit_in_doubt_is_tried_once_more() -> Iterator[None]:
             self.renew()
             return real(self, transactions, extra_writes)
 
-    with patched(GroupCommitter, "_committed", committed):
+    with patched(GroupCommitter, "_commit_transactions", committed):
         yield
 
 

@@ -40,12 +40,12 @@ def the_appender_acknowledges_before_its_compare_and_set() -> Iterator[None]:
 @in_stores
 @bug
 def the_number_of_the_appender_is_recorded_instead_of_the_origins() -> Iterator[None]:
-    real = group_module._committed
+    real = group_module._next_state
 
     def committed(state, group, origins, now_ms):
         return real(state, group, (), now_ms)
 
-    with patched(group_module, "_committed", committed):
+    with patched(group_module, "_next_state", committed):
         yield
 
 

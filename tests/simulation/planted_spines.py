@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from mutations import bug, in_spines, patched
+import numpy as np
+from mutations import bug, in_real_spines, in_spines, patched
 
+from timespine.arrangement.read import window
+from timespine.arrangement.read.cursor import Cursor
+from timespine.arrangement.spine import retention_filters
 from timespine.core.arrangement import level_transitions, levels, save_transitions, spine_files
 from timespine.core.arrangement.levels import LevelRules, LevelSlot, MergeStatus
 from timespine.core.effects import DeleteFiles, DropMerge, Swap
@@ -332,4 +336,66 @@ def garbage_that_was_not_deleted_is_forgotten() -> Iterator[None]:
                 return
 
     with patched(merge_spine, "delete_garbage", delete_garbage), patched(save_spine, "delete_garbage", delete_garbage):
+        yield
+
+
+def _without(piece, rows):
+    """A piece without some of its first rows, or of its last if the number is negative."""
+    part = slice(rows, None) if rows >= 0 else slice(None, rows)
+    places = np.arange(piece.rows)[part]
+    times = tuple(each if isinstance(each, int) else each[part] for each in piece.times)
+    columns = {name: column.take(places) for name, column in piece.columns.items()}
+    diffs = None if piece.diffs is None else piece.diffs[part]
+    return piece._replace(columns=columns, words=piece.words[part], times=times, diffs=diffs)
+
+
+@in_real_spines
+@bug
+def a_window_backwards_skips_its_edge() -> Iterator[None]:
+    real = window.step_back
+
+    def step_back(batches, upper, rows, *, inclusive):
+        pieces, cut = real(batches, upper, rows, inclusive=inclusive)
+        if cut is None:
+            return pieces, cut
+        word = cut.word(0)[0]
+        return [_without(piece, int((piece.words == word).sum())) for piece in pieces], cut
+
+    with patched(window, "step_back", step_back):
+        yield
+
+
+@in_real_spines
+@bug
+def a_window_is_cut_inside_of_a_key() -> Iterator[None]:
+    real = window.Walk.step
+
+    def step(self, rows):
+        pieces = real(self, rows)
+        is_cut = self.reached is not None and len(pieces) > 1 and pieces[-1].rows > 1
+        return [*pieces[:-1], _without(pieces[-1], -1)] if is_cut else pieces
+
+    with patched(window.Walk, "step", step):
+        yield
+
+
+@in_real_spines
+@bug
+def a_cursor_ends_where_a_window_is_empty() -> Iterator[None]:
+    def settle_forwards(self):
+        self._go_to(0)
+
+    with patched(Cursor, "_settle_forwards", settle_forwards):
+        yield
+
+
+@in_real_spines
+@bug
+def a_filter_drops_the_last_row_that_it_keeps() -> Iterator[None]:
+    real = retention_filters._taken
+
+    def taken(updates, places):
+        return real(updates, places[:-1] if len(places) > 1 else places)
+
+    with patched(retention_filters, "_taken", taken):
         yield

@@ -127,7 +127,7 @@ def a_later_transaction_is_judged_by_the_state_before_the_group() -> Iterator[No
     def judge_transaction(current, transaction, group, now_ms):
         for name, expected in transaction.reads:
             if name in before and before[name].upper != expected:
-                return group_module._refused(current, transaction, UpperMismatch(expected, before[name].upper))
+                return group_module._refuse(current, transaction, UpperMismatch(expected, before[name].upper))
         return real(current, group_module.CommandTransaction(transaction.commands), group, now_ms)
 
     with patched(commit, "evaluate", judge), patched(group_module, "_evaluate_transaction", judge_transaction):
@@ -137,13 +137,13 @@ def a_later_transaction_is_judged_by_the_state_before_the_group() -> Iterator[No
 @in_streams
 @bug
 def a_refusal_names_the_state_that_its_group_led_to() -> Iterator[None]:
-    real = group_module._refused
+    real = group_module._refuse
 
     def refused(current, transaction, reason):
         reply = real(current, transaction, reason)
         return group_module.Refused(reason, tuple((name, seqno + 1) for name, seqno in reply.seqnos))
 
-    with patched(group_module, "_refused", refused):
+    with patched(group_module, "_refuse", refused):
         yield
 
 

@@ -19,7 +19,7 @@ from timespine.model.frontier import Frontier
 @in_stores
 @bug
 def a_turn_ends_with_the_commit_of_another_process() -> Iterator[None]:
-    real = group_module._committed
+    real = group_module._next_state
 
     def committed(state, group, origins, now_ms):
         turn = state.turn
@@ -27,7 +27,7 @@ def a_turn_ends_with_the_commit_of_another_process() -> Iterator[None]:
             state = msgspec.structs.replace(state, turn=Turn("", turn.from_ms, turn.until_ms))
         return real(state, group, origins, now_ms)
 
-    with patched(group_module, "_committed", committed):
+    with patched(group_module, "_next_state", committed):
         yield
 
 

@@ -37,8 +37,19 @@ def test_the_command_runs_and_replays_histories_of_spines(capsys):
     assert '"violations": 0' in capsys.readouterr().out
     assert simulate.main(["--flavour", "spines", "--histories", "1", "--trace"]) == 0
     assert "Swap insert_batch: True" in capsys.readouterr().out
+    assert simulate.main(["--flavour", "spines", "--histories", "2", "--ops", "10", "--real"]) == 0
     with pytest.raises(SystemExit):
-        simulate.main(["--flavour", "spines", "--real"])
+        simulate.main(["--flavour", "bucket", "--real"])
+
+
+def test_histories_with_real_batches_merges_files_and_cursors_have_no_violations():
+    counts: Counter[str] = Counter()
+    for seed in range(12):
+        result = run_spine_history(seed, 50, real=True)
+        assert result.violations == []
+        counts.update(result.counts)
+    assert counts["cursor"] > 20
+    assert counts["retain"] > 2
 
 
 def test_a_violation_is_reported_with_its_seed_and_a_shrunken_trace(capsys):

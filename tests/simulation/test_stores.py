@@ -7,10 +7,12 @@ import planted
 import pytest
 
 import timespine
+from timespine.errors import UsageError
 from timespine.location.machine.role import MAINTAINER
 from timespine.testing import simulate
 from timespine.testing.simulator.checker import FAULT_KINDS
 from timespine.testing.simulator.simulator import Faults
+from timespine.testing.stores.arranging_users import run_arrangement_history
 from timespine.testing.stores.history_run import run_store_history
 from timespine.testing.stores.machines import SimulatedRole
 
@@ -26,6 +28,22 @@ def test_histories_without_faults_have_no_violations():
         assert run_store_history(seed, 40, Faults(0, 0, 0, 0, 0)).violations == []
 
 
+def test_a_history_does_not_begin_beside_a_store_whose_threads_run(tmp_path):
+    with (
+        timespine.open(tmp_path),
+        pytest.raises(UsageError, match=r"beside an open store.*timespine-heartbeat.*: close it"),
+    ):
+        run_store_history(7, 1)
+    assert run_store_history(7, 1).violations == []
+
+
+@pytest.mark.xfail(strict=True, reason="known: the relay outlives the end of its store, and turns come back by others")
+@pytest.mark.parametrize("seed", [1708, 1984])
+def test_histories_of_known_defects(seed):
+    """1708: a thread of the relay runs after `close`. 1984: a turn is given back by another process than claimed it."""
+    assert run_store_history(seed, 20).violations == []
+
+
 def test_every_kind_of_fault_and_of_call_happens():
     faults = {*FAULT_KINDS, "crashes", "ghosts released", "turns", "roles taken over"}
     faults |= {"requests answered", "requests in doubt", "requests lost"}
@@ -34,7 +52,7 @@ def test_every_kind_of_fault_and_of_call_happens():
     upkeep = {"maintain", "compact", "vacuum", "expire", "hold", "hold for good", "evolve", "close"}
     names = {"create", "drop", "rename", "names", "transaction", "transaction on what was read"}
     missing = faults | writes | reads | upkeep | names
-    for seed in range(40):
+    for seed in range(120):
         result = run_store_history(seed, 40, tracing=True)
         assert result.violations == []
         missing -= {kind for kind in faults if result.counts.get(kind, 0) > 0}
@@ -85,3 +103,10 @@ def test_histories_of_stores_have_real_rows_in_any_case(wrong, capsys):
 )
 def test_histories_that_once_went_wrong_go_right(seed):
     assert run_store_history(seed, 40).violations == []
+
+
+def test_a_seed_decides_a_history_with_arrangements():
+    first, again = (run_arrangement_history(9, 40, tracing=True) for _ in range(2))
+    assert first.violations == []
+    assert first.trace == again.trace
+    assert first.digest == again.digest

@@ -10,6 +10,7 @@ import inspect
 import os
 
 import pytest
+from servers.object_servers import ACCESS_KEY, SECRET_KEY
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds processes by /proc")
 
@@ -164,6 +165,13 @@ def small_session(master="local[1]"):
     return session(master=master, conf=conf)
 
 
+def where():
+    """The location of the store: a folder, or what the environment says."""
+    import os
+
+    return os.environ.get("STORE_URL") or os.path.abspath("store")
+
+
 def created(store):
     return store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter", if_exists="open")
 
@@ -178,14 +186,13 @@ def die():
 
 def write_and_die():
     """A driver that is killed when its tasks have answered, before it commits what they wrote."""
-    import os
 
     import timespine as ts
     from timespine.config import Config
     from timespine.spark.write import run_tasks
 
     spark = small_session()
-    store = ts.open(os.path.abspath("store"), maintenance=False, config=Config(writer_lease_ms=2000))
+    store = ts.open(where(), maintenance=False, config=Config(writer_lease_ms=2000))
     items = created(store)
     items.append([{"id": 0, "name": "first"}])
     run_tasks.SMALL_ROWS = 1
@@ -195,7 +202,6 @@ def write_and_die():
 
 def follow(last):
     """Write what comes as files, one a batch, and die when a batch is in and Spark has not noted it."""
-    import os
 
     import timespine as ts
     from timespine.spark import foreach_batch
@@ -207,7 +213,7 @@ def follow(last):
             die()
 
     spark = small_session()
-    with ts.open(os.path.abspath("store"), maintenance=False) as store:
+    with ts.open(where(), maintenance=False) as store:
         files = spark.readStream.schema("id long, name string").option("maxFilesPerTrigger", 1).json("files")
         writer = files.writeStream.foreachBatch(foreach_batch(created(store), done=done))
         query = writer.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start()
@@ -235,13 +241,13 @@ def after_a_driver_that_wrote(driver):
         return {info.key for info in items._handle.context.blob.list_keys(f"{items.id}/")}
 
     told = {"ended": ended(driver)}
-    with ts.open("store", maintenance=False) as store:
+    with ts.open(where(), maintenance=False) as store:
         items = store["items"]
         told["rows"] = items.snapshot().to_pylist()
         told["history"] = len(items.history())
         put = keys(items)
         told["put"], told["at once"] = len(put), swept(store)
-    with ts.open("store", maintenance=False, clock=lambda: time.time() + 3600) as store:
+    with ts.open(where(), maintenance=False, clock=lambda: time.time() + 3600) as store:
         items = store["items"]
         told["before"] = len(put & keys(items))
         told["swept"] = store.maintain().swept
@@ -264,10 +270,10 @@ def after_a_driver_that_followed(driver):
                 print(json.dumps({"id": id, "name": "a"}), file=file)
     told = {"ended": ended(driver)}
     told["noted"] = sorted(each for each in os.listdir("checkpoint/commits") if each.isdigit())
-    with ts.open("store", maintenance=False) as store:
+    with ts.open(where(), maintenance=False) as store:
         told["committed"] = len(store["items"].history())
     follow(last=None)
-    with ts.open("store", maintenance=False) as store:
+    with ts.open(where(), maintenance=False) as store:
         told["ids"] = sorted(row["id"] for row in store["items"].snapshot().to_pylist())
         told["history"] = len(store["items"].history())
     with open("done") as file:
@@ -301,9 +307,19 @@ def test_executors_that_die_cost_time_and_nothing_else(told_by):
     }
 
 
-def test_what_a_driver_wrote_and_did_not_commit_is_never_seen_and_goes_with_its_lease(told_by):
-    driver = script(write_and_die, frame, small_session, created, die)
-    told = told_by(script(after_a_driver_that_wrote, ended, swept, driver=driver), **LOCAL)
+@pytest.fixture(params=["folder", "bucket"])
+def store_url(request):
+    """Where the store of a driver that dies is: a folder, or a bucket alone; as variables of its environment."""
+    if request.param == "folder":
+        return {}
+    seaweed = request.getfixturevalue("seaweed")
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY, "AWS_REGION": "us-east-1"}
+    return {**keys, "AWS_ENDPOINT": seaweed.endpoint, "AWS_ALLOW_HTTP": "true", "STORE_URL": seaweed.url()}
+
+
+def test_what_a_driver_wrote_and_did_not_commit_is_never_seen_and_goes_with_its_lease(told_by, store_url):
+    driver = script(write_and_die, frame, small_session, where, created, die)
+    told = told_by(script(after_a_driver_that_wrote, where, ended, swept, driver=driver), **LOCAL, **store_url)
     put = told.pop("put")
     assert put > 0
     assert told == {
@@ -318,10 +334,10 @@ def test_what_a_driver_wrote_and_did_not_commit_is_never_seen_and_goes_with_its_
     }
 
 
-def test_a_batch_that_was_committed_by_a_driver_that_died_is_not_written_again(told_by):
-    parts = (small_session, created, die)
+def test_a_batch_that_was_committed_by_a_driver_that_died_is_not_written_again(told_by, store_url):
+    parts = (small_session, where, created, die)
     driver = script(follow, *parts, last=1)
-    told = told_by(script(after_a_driver_that_followed, *parts, follow, ended, driver=driver), **LOCAL)
+    told = told_by(script(after_a_driver_that_followed, *parts, follow, ended, driver=driver), **LOCAL, **store_url)
     assert told == {
         "ended": -9,
         "noted": ["0"],
@@ -329,4 +345,86 @@ def test_a_batch_that_was_committed_by_a_driver_that_died_is_not_written_again(t
         "ids": list(range(30)),
         "history": 3,
         "done": ["0 10", "1 10", "1 None", "2 10"],
+    }
+
+
+def a_refresh_on_a_cluster():
+    """Two executors in processes of their own; one dies while it writes a first build, one while it writes changes."""
+    import json
+    import os
+
+    import pyarrow as pa
+
+    import timespine as ts
+    from timespine.spark.setup.session import session
+    from timespine.spark.write import run_tasks, write_task
+    from timespine.views import choose
+    from timespine.views.spark_engine import source
+
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": False,
+        "spark.log.level": "OFF",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.sql.adaptive.coalescePartitions.enabled": False,
+        "spark.shuffle.io.retryWait": "100ms",
+        "spark.executor.extraJavaOptions": os.environ["JDK_JAVA_OPTIONS"],
+    }
+    spark = session(master="local-cluster[2,1,1024]", conf=conf)
+    run_tasks.SMALL_ROWS = 1
+    choose._BASE_S = {"process": 1e6, "spark": 0.6}
+    source.LOOKUP_ROWS = 0
+    told = {}
+    sql = "SELECT g, count(*) AS n, sum(v) AS s, max(t) AS hi FROM items GROUP BY g"
+    with ts.open(os.path.abspath("store"), maintenance=False) as store:
+        items = store.create(
+            "items", key={"id": "int64"}, value={"g": "int64", "v": "int64", "t": "string"}, timeline="counter"
+        )
+
+        def rows(start, stop):
+            ids = range(start, stop)
+            texts = [name(id, "a") for id in ids]
+            return pa.table({"id": ids, "g": [id % 700 for id in ids], "v": list(ids), "t": texts})
+
+        def look(part):
+            with open(part) as file:
+                killed = int(file.read())
+            verified = view.verify(spark=spark)
+            told[part] = {
+                "exact": [verified.rows, verified.is_exact],
+                "sum": sum(row["s"] for row in view.snapshot().to_pylist()),
+                "history": len(view.history()),
+                "swept": swept(store),
+                "afterwards": len(view.snapshot().to_pylist()),
+                "under way": len(items._handle.context.writing),
+                "killed": killed,
+            }
+
+        items.append(rows(0, 2000))
+        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("build"))
+        view = store.view("sums", sql=sql, key=["g"], spark=spark)
+        look("build")
+        items.append(rows(2000, 2600))
+        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("refresh"))
+        done = view.refresh(engine="spark")
+        told["done"] = [done.engine, done.how, done.changes]
+        look("refresh")
+    spark.stop()
+    print(json.dumps(told))
+
+
+def test_executors_that_die_during_a_refresh_lose_and_double_nothing(told_by):
+    parts = (name, kill_executor_once, dies_before_it_answers, swept)
+    told = told_by(script(a_refresh_on_a_cluster, *parts), **LOCAL)
+    assert told.pop("done") == ["spark", "changes", 1200]
+    assert len({part.pop("killed") for part in told.values()}) == 2
+    for part in told.values():
+        found, deleted, *rest = part.pop("swept")
+        assert found == deleted
+        assert rest == [True, 0]
+    exact = {"exact": [700, True], "afterwards": 700, "under way": 0}
+    assert told == {
+        "build": {"sum": sum(range(2000)), "history": told["build"]["history"], **exact},
+        "refresh": {"sum": sum(range(2600)), "history": told["build"]["history"] + 1, **exact},
     }

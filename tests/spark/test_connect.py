@@ -62,9 +62,9 @@ def writes(spark, store, small_rows):
 
     built, jobs = run_tasks.run_write_tasks, []
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         jobs.append(1)
-        return built(*arguments)
+        return built(*arguments, **options)
 
     before = run_tasks.SMALL_ROWS
     run_tasks.run_write_tasks = delta_by_tasks.run_write_tasks = counted
@@ -255,6 +255,52 @@ def release(spark, store):
     return {**told, "since": items.snapshot().since.elements[0][0]}
 
 
+def enriched(spark, store):
+    import os
+
+    import timespine as ts
+
+    items = create(store, "enriched")
+    items.append([{"id": n, "name": f"n{n}"} for n in range(100)])
+    with items.arrange(folder=os.path.abspath("index")) as index:
+        index.save()
+        frame = ts.spark.enrich(spark.range(98, 102), os.path.abspath("index"), on="id")
+        inner = ts.spark.enrich(spark.range(98, 102), os.path.abspath("index"), on="id", how="inner")
+        return {"left": sorted(map(list, frame.collect())), "inner": inner.count()}
+
+
+def kept_fresh(spark, store):
+    """Views on Spark: changes from changes, by the driver and by tasks, a text, and a function of DataFrames."""
+    from timespine.spark.write import run_tasks
+    from timespine.views.spark_engine import source
+
+    words = store.create("view_words", key={"id": "int64"}, value={"g": "int64", "name": "string"}, timeline="counter")
+    words.append([{"id": id, "g": None if id == 7 else id % 3, "name": f"a{id}"} for id in range(40)])
+    sql = "SELECT g, count(*) AS n, sum(id) AS s, min(regexp_replace(name, 'a', 'b')) AS lo FROM view_words GROUP BY g"
+    grouped = store.view("view_grouped", sql=sql, key=["g"], policy="incremental", spark=spark)
+    counted = store.view(
+        "view_counted",
+        frame=lambda tables: tables["view_words"].groupBy("g").count(),
+        inputs=["view_words"],
+        spark=spark,
+    )
+    told = {"done": []}
+    few, found = run_tasks.SMALL_ROWS, source.LOOKUP_ROWS
+    for number, rows in enumerate((few, 1)):
+        run_tasks.SMALL_ROWS, source.LOOKUP_ROWS = rows, found if rows == few else 0
+        try:
+            words.upsert([{"id": id, "g": id % 2, "name": f"c{id}"} for id in range(10 * number, 10 * number + 30)])
+            words.delete([{"id": 39 - number}])
+            for view in (grouped, counted):
+                done = view.refresh()
+                told["done"].append([done.engine, done.how])
+        finally:
+            run_tasks.SMALL_ROWS, source.LOOKUP_ROWS = few, found
+    told["exact"] = [grouped.verify().is_exact, counted.verify().is_exact]
+    told["rows"] = sum(row["n"] for row in grouped.snapshot().to_pylist())
+    return told
+
+
 def told_of(parts, spark, store):
     """What some functions tell one after the other, or how they failed."""
     import traceback
@@ -288,7 +334,7 @@ def told_of_all(*threads):
 def script():
     """The text of the script."""
     first = (session, sql, snapshots, by_driver, by_executors, release, sink)
-    second = (source, each_batch, together)
+    second = (kept_fresh, source, each_batch, together, enriched)
     parts = (create, names, writes, ran, followed, *first, *second, told_of, told_of_all)
     asked = [f"[{', '.join(part.__name__ for part in threads)}]" for threads in (first, second)]
     return "\n".join([*map(inspect.getsource, parts), f"told_of_all({', '.join(asked)})"])
@@ -406,3 +452,14 @@ def test_views_functions_and_changes_in_sql(told):
 
 def test_a_session_holds_what_its_frames_read_until_it_is_released(told):
     assert told("release") == {"held": 1000, "released": [1, 0], "since": 1}
+
+
+def test_rows_are_enriched_from_a_checkpoint(told):
+    assert told("enriched") == {"left": [[98, "n98"], [99, "n99"], [100, None], [101, None]], "inner": 2}
+
+
+def test_views_are_kept_fresh_by_changes_and_by_functions(told):
+    found = told("kept_fresh")
+    assert found["done"] == [["spark", "changes"], ["spark", "whole"]] * 2
+    assert found["exact"] == [True, True]
+    assert found["rows"] == 39

@@ -72,6 +72,13 @@ def test_a_reader_that_takes_filters_fails_where_they_are_not_handed_down(number
         numbers.option("pushes", "true").load().count()
 
 
+def test_a_python_source_is_asked_for_all_columns_whatever_the_query_needs(numbers, spark, capsys):
+    """The reason why the option `columns` exists: Spark has no way to tell a Python source which columns it needs."""
+    numbers.load().select("n").explain()
+    (scan,) = [line for line in capsys.readouterr().out.splitlines() if "BatchScan" in line]
+    assert all(f"{name}#" in scan for name in ("n", "planned", "read"))
+
+
 def test_plans_are_made_in_a_process_beside_the_driver_and_once_per_frame(numbers):
     frame = numbers.load()
     first, second = frame.collect(), frame.collect()

@@ -85,7 +85,7 @@ def test_executors_and_the_process_make_the_same_run(tmp_path, spark, seed):
 
 
 def test_small_merges_stay_in_the_process(tmp_path, spark, monkeypatch):
-    monkeypatch.setattr(merge_job, "_merged", None)  # a call of it fails
+    monkeypatch.setattr(merge_job, "_merge_by_tasks", None)  # a call of it fails
     with ts.open(tmp_path / "store", config=SMALL, maintenance=False) as store:
         items = filled(store, 0)
         with merging_on(store, spark):

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import inspect
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import obstore
 import pytest
 from servers.object_servers import ACCESS_KEY, SECRET_KEY
+from test_cluster import dies_before_it_answers, kill_executor_once
 
 from timespine.location.object_store.bucket import Bucket
 from timespine.location.postgres.migration import migrate
 from timespine.spark.stream.sink_progress import find_query
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds processes by /proc")
+
+ROOT = Path(__file__).parents[2]
 
 WATCH = """
 import os
@@ -27,8 +33,9 @@ def in_an_executor():
     process = os.getpid()
     while process > 1:
         with open(f"/proc/{process}/cmdline") as line:
-            if "CoarseGrainedExecutorBackend" in line.read():
-                return True
+            program, *words = line.read().split("\\0")
+        if program.endswith("java") and "CoarseGrainedExecutorBackend" in " ".join(words):
+            return True
         with open(f"/proc/{process}/stat") as stat:
             process = int(stat.read().rpartition(")")[2].split()[1])
     return False
@@ -48,8 +55,27 @@ sys.addaudithook(watch)
 """What every Python process of the script runs first: it notes which of them loads which library."""
 
 
+def ended(writer, checkpoint, *target):
+    """Run a query to its end, from its checkpoint: again if a busy machine starts Python too slowly for Spark."""
+    import os
+
+    said = "it does not end"
+    for _ in range(5):
+        options = writer.option("checkpointLocation", os.path.abspath(checkpoint)).trigger(availableNow=True)
+        try:
+            if options.start(*target).awaitTermination(300):
+                return "ended"
+        except Exception as error:
+            said = str(error)[-2000:]
+            if "waiting for the Python worker to connect back" not in said and "CANNOT_OPEN_SOCKET" not in said:
+                break
+    return said
+
+
 def in_a_bucket(master, url, storage, consensus):
     """Write, read, follow and merge a collection on Spark; tell what came out."""
+    import contextlib
+    import io
     import json
     import os
 
@@ -58,7 +84,7 @@ def in_a_bucket(master, url, storage, consensus):
     import timespine as ts
     from timespine.spark import merge_job
     from timespine.spark.setup.session import session
-    from timespine.spark.write import run_tasks
+    from timespine.spark.write import delta_by_tasks, run_tasks, write_task
 
     keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "MARKER")
     conf = {
@@ -70,8 +96,18 @@ def in_a_bucket(master, url, storage, consensus):
         "spark.executor.extraJavaOptions": os.environ["JDK_JAVA_OPTIONS"],
         **{f"spark.executorEnv.{key}": os.environ[key] for key in keys},
     }
-    spark = session(master=master, conf=conf)
+    if master == "connect":
+        os.environ["SPARK_REMOTE"] = "local[2]"
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.config(map={name: str(value) for name, value in conf.items()})
+        spark = ts.spark.prepare(builder.getOrCreate())
+    else:
+        spark = session(master=master, conf=conf)
     run_tasks.SMALL_ROWS = 1
+    if master.startswith("local-cluster"):  # an executor of each write dies when its task has done all of its work
+        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("append"))
+        delta_by_tasks.delta_task = dies_before_it_answers(write_task.delta_task, os.path.abspath("upsert"))
     options = {f"storage.{name}": str(value) for name, value in storage.items()}
 
     def rows(start, stop, salt):
@@ -81,35 +117,52 @@ def in_a_bucket(master, url, storage, consensus):
     def summed(frame):
         return list(frame.agg(F.count("*"), F.sum(F.crc32("name"))).first())
 
-    told = {}
+    told = {"type": type(spark).__module__}
     target = {**options, "consensus": consensus, "key": "id"}
     rows(0, 3000, "a").write.format("timespine").options(**target).mode("append").save(f"{url}/items")
     loaded = spark.read.format("timespine").options(**options).load(f"{url}/items")  # by the location alone
     told["loaded"] = summed(loaded) == summed(rows(0, 3000, "a"))
-    told["plan"] = os.environ["AWS_SECRET_ACCESS_KEY"] in loaded._jdf.queryExecution().toString()
+    plan = io.StringIO()
+    with contextlib.redirect_stdout(plan):
+        loaded.explain(True)
+    told["plan"] = [os.environ["AWS_SECRET_ACCESS_KEY"] in plan.getvalue(), "timespine" in plan.getvalue()]
     with ts.open(url, storage=storage, maintenance=False) as store:
         items = store["items"]
         told["upserted"] = items.upsert(rows(2000, 5000, "b")).rows
         wanted = rows(0, 2000, "a").union(rows(2000, 5000, "b"))
         told["read"] = summed(items.snapshot().to_spark(spark, partitions=2)) == summed(wanted)
         told["changed"] = items.changes(after=items.history()[-2].upper.last_complete()).to_spark(spark).count()
+        if master.startswith("local-cluster"):
+            appended = items.append(rows(9000, 9100, "b"))  # its executor dies, too
+            items.delete(rows(9000, 9100, "b").select("id"))
+            told["appended"] = appended.rows
         merge_job.TASK_ROWS = 500
         with merge_job.merging_on(store, spark, least_rows=1):
             items.compact(wait=True)
         told["merged"] = summed(items.snapshot().to_spark(spark)) == summed(wanted)
         store.create("copy", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
         feed = spark.readStream.format("timespine").options(**options).load(f"{url}/items")
-        query = (
-            feed.writeStream.format("timespine")
-            .options(**options)
-            .option("mode", "upsert")
-            .option("checkpointLocation", os.path.abspath("checkpoint"))
-            .trigger(availableNow=True)
-            .start(f"{url}/copy")
-        )
-        query.awaitTermination(300)
+        sink = feed.writeStream.format("timespine").options(**options).option("mode", "upsert")
+        told["queries"] = [ended(sink, "copy", f"{url}/copy")]
         told["followed"] = store["copy"].count() == 5000
+        store.create("each", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
+        for _ in range(2):  # again from the same checkpoint: nothing more comes
+            write = ts.spark.foreach_batch(store["each"], "upsert", sink="each")
+            told["queries"].append(ended(feed.writeStream.foreachBatch(write), "each"))
+        told["each"] = [
+            store["each"].count(),
+            len(store["each"].history()),
+            summed(store["each"].snapshot().to_spark(spark)) == summed(wanted),
+        ]
+        ts.spark.register(store, spark)
+        first, second = (entry.upper.last_complete() for entry in items.history()[:2])
+        told["sql"] = [
+            spark.sql("SELECT count(*) FROM items").collect()[0][0],
+            spark.sql(f"SELECT count(*) FROM items_asof({first})").collect()[0][0],
+            spark.sql(f"SELECT count(*) FROM timespine_changes('items', {first + 1}, {second})").collect()[0][0],
+        ]
     spark.stop()
+    told["killed"] = sum(os.path.exists(marker) for marker in ("append", "upsert"))
     told["logs"] = os.path.exists(os.environ["MARKER"])
     told["blobs"] = os.path.exists(os.environ["MARKER"] + ".blobs")
     print(json.dumps(told))
@@ -127,30 +180,68 @@ def test_the_query_of_a_checkpoint_in_a_bucket_is_found(moto):
     assert find_query("hdfs://name/checkpoint", storage) is None
 
 
-@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "local[2]"])
+LONGER = [pytest.param(master, marks=pytest.mark.slow) for master in ("local[2]", "connect")]
+"""For `make soak`: the demo in a bucket and the tests of Connect pass most of the same code."""
+
+
+@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", *LONGER])
 def test_executors_use_blobs_of_a_bucket_and_never_its_logs(master, told_by, seaweed, postgres, tmp_path):
-    database = postgres.make_database()
-    migrate(postgres.conninfo(database))
+    """From classic sessions, Spark Connect and a cluster, whose executors are killed; a bucket alone on one of them."""
+    consensus = "bucket"
+    if master != "local[2]":
+        consensus = postgres.conninfo(postgres.make_database())
+        migrate(consensus)
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
     path = os.pathsep.join([str(tmp_path / "watch"), *(os.path.abspath(each) for each in os.sys.path if each)])
-    arguments = (master, seaweed.url(), seaweed.storage, postgres.conninfo(database))
+    arguments = (master, seaweed.url(), seaweed.storage, consensus)
+    parts = map(inspect.getsource, (kill_executor_once, dies_before_it_answers, ended, in_a_bucket))
     told = told_by(
-        f"{inspect.getsource(in_a_bucket)}\nin_a_bucket(*{arguments!r})",
+        "\n".join([*parts, f"in_a_bucket(*{arguments!r})"]),
         PGUSER="owner",
         AWS_ACCESS_KEY_ID=ACCESS_KEY,
         AWS_SECRET_ACCESS_KEY=SECRET_KEY,
         PYTHONPATH=path,
         MARKER=str(tmp_path / "marker"),
+        SPARK_LOCAL_IP="127.0.0.1",
+        SPARK_TESTING="1",
     )
+    is_cluster = master.startswith("local-cluster")
+    assert told.pop("type").startswith("pyspark.sql.connect") == (master == "connect")
+    assert told.pop("appended", 100) == 100
     assert told == {
         "loaded": True,
-        "plan": False,
+        "plan": [False, True],
         "upserted": 4000,
         "read": True,
         "changed": 4000,
         "merged": True,
+        "queries": ["ended"] * 3,
         "followed": True,
+        "each": [5000, 1, True],
+        "sql": [5000, 3000, 4000],
+        "killed": 2 if is_cluster else 0,
         "logs": False,
-        "blobs": master.startswith("local-cluster"),
+        "blobs": is_cluster,
     }
+
+
+def test_the_pipeline_of_the_demo_runs_in_a_bucket_alone(seaweed, tmp_path):
+    """What `make demo STORE=s3://bucket/prefix` runs."""
+    url = seaweed.url()
+    environment = {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_ENDPOINT": seaweed.endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+    }
+    command = [sys.executable, "-m", "examples.spark_pipeline.pipeline", "--rows", "300", "--store", url]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (done.stdout.count("ok: "), done.stdout.count("│ same │")) == (14, 3)
+    target = subprocess.run(
+        ["make", "-n", "demo", f"STORE={url}"], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert f"--store '{url}'" in target.stdout

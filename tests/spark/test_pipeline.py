@@ -33,7 +33,7 @@ def test_a_generated_log_goes_all_the_way(spark, tmp_path, run):
     code, told = run("--rows", 600, "--keep", tmp_path / "kept")
     assert code == RIGHT, told
     assert "BUG" not in told
-    assert told.count("ok: ") == 9
+    assert told.count("ok: ") == 14
     assert "batch 2: minutes 2, 9, 8, 1 of them late; complete up to 7 with" in told
     assert told.count("│ same │") == 3
     assert re.search(r"expiry: history is exact from \[2\] on; [1-9]", told)
@@ -46,6 +46,8 @@ def test_a_generated_log_goes_all_the_way(spark, tmp_path, run):
     log = pl.concat(pl.read_ndjson(path) for path in (tmp_path / "kept" / "log" / "orders").iterdir())
     last = log.sort("_sequence").unique("id", keep="last").filter(pl.col("op") != "d")
     assert rows.sort("id").equals(last.select(rows.columns).sort("id"))
+    code, told = run("--store", tmp_path / "kept" / "store", "--keep", tmp_path / "beside")
+    assert (code, "has collections: name a new folder or prefix" in told) == (NOT_UNDERSTOOD, True)
     code, told = run("--log", tmp_path / "nowhere", "--keep", tmp_path / "other")
     assert (code, "no file and no folder" in told) == (NOT_UNDERSTOOD, True)
     with pytest.raises(SystemExit) as ended:

@@ -9,14 +9,26 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from timespine.spark.quoted_names import quoted
 from timespine.spark.type_mapping import arrow_columns
 from timespine.views.engine.lowering import evaluate_columns, to_memory
 from timespine.views.plan.algebra import InputScan, Project
+from timespine.views.spark_engine.scalar_text import expression_text
 from timespine.views.sql import functions
 from timespine.views.sql.from_sql import Builder
 from timespine.views.sql.parse import parse_query, qualified
 
 D = decimal.Decimal
+MOMENTS = [
+    (1970, 1, 1, 0, 0, 0),
+    (1969, 12, 31, 23, 59, 59),
+    (2024, 2, 29, 12, 30, 15, 123456),
+    (2023, 12, 31, 0, 0, 0),
+    (1600, 3, 1, 6, 7, 8),
+    (2999, 12, 31, 23, 59, 59, 999999),
+    (2000, 1, 31, 1, 2, 3),
+    (2021, 3, 1, 5, 0, 0),
+]
 COLUMNS = {
     "i": (pa.int32(), [None, 0, 1, -1, 7, -8, 1_000_000, -46_340, 2]),
     "j": (pa.int32(), [3, None, 1, 5, -2, 4, 9, 1, 46_340]),
@@ -53,6 +65,15 @@ COLUMNS = {
         ],
     ),
     "o": (pa.bool_(), [None, True, False, True, True, False, False, None, True]),
+    "w": (
+        pa.timestamp("us", "UTC"),
+        [None, *(datetime.datetime(*each, tzinfo=datetime.UTC) for each in MOMENTS)],
+    ),
+    "h": (pa.int16(), [None, 0, 1, -1, 300, -32768, 32767, 5, 7]),
+    "c": (
+        pa.decimal128(27, 6),
+        [None, *(D(each) for each in ("0", "1.5", "-2.000001", "99999999999", "7", "3", "-1", "0.5"))],
+    ),
 }
 TABLE = pa.table({name: pa.array(values, kind) for name, (kind, values) in COLUMNS.items()})
 
@@ -71,6 +92,8 @@ startswith(s, 'a') | endswith(s, 'c') | contains(s, 'b') | nullif(s, '')
 t = t | t < date'2000-01-01' | t >= '2021-03-01' | t + interval 3 day | t - interval 3 day | t - interval 1 month | t - interval 2 year | date_add(t, 1) | date_sub(t, 1)
 datediff(t, date'2020-01-01') | year(t) | month(t) | day(t) | quarter(t) | dayofyear(t) | extract(year from t) | extract(month from t)
 year(t) * 100 + month(t) | cast(t as string) | t between date'1970-01-01' and date'2025-01-01'
+w = w | w is null | year(w) | month(w) | day(w) | quarter(w) | hour(w) | minute(w) | cast(w as date) | datediff(w, t) | coalesce(w, w) | dayofyear(t)
+h + i | h * b | h > i | h = b | cast(h as bigint) | h % 7 | h div 3 | coalesce(h, i) | h in (1, 300) | c + d | c * 2 | c > d | c - e | c = i | -c | abs(c) | cast(c as decimal(30,8)) | cast(h as string) | i between h and b
 t < date'1994-01-01' + interval '1' year | case when t is null then date'2000-01-01' else t end
 """
 TEXTS = [
@@ -86,7 +109,9 @@ def typed(texts):
     """The typed expressions of texts, and the columns that they are over."""
     sql = "SELECT " + ", ".join(f"{text} AS c{place}" for place, text in enumerate(texts)) + " FROM edges"
     inputs = {"edges": TABLE.schema}
-    plan, named = Builder(inputs).query(qualified(parse_query(sql), inputs), {}, None)
+    builder = Builder(inputs)
+    plan, named = builder.query(qualified(parse_query(sql), inputs), {}, None)
+    assert not builder.reasons, "\n".join(map(str, builder.reasons))
     assert isinstance(plan, Project)
     assert isinstance(plan.child, InputScan)
     outputs = {column.name: each for column, each in plan.outputs}
@@ -137,5 +162,20 @@ def test_every_function_of_the_list_is_compared():
 
     for each in typed([*TEXTS, *ASCII])[1]:
         walk(each)
-    folded = {"nullif", "day of year", "hour", "minute", "negative"}  # become others, or need timestamps
+    folded = {"nullif"}  # becomes another
     assert set(functions.names()) - used <= folded, set(functions.names()) - used
+
+
+def test_typed_expressions_as_text_of_spark_give_the_types_and_values_of_the_written_ones(spark, answers):
+    """What the engine on Spark evaluates: every expression of the list, printed again from its types."""
+    schema, table = answers
+    scan, expressions = typed(TEXTS)
+    rows = spark.table("edges").selectExpr(*(f"{source} AS {quoted(column.name)}" for column, source in scan.outputs))
+    frame = rows.selectExpr(*(f"{expression_text(each)} AS c{n}" for n, each in enumerate(expressions)))
+    got = frame.toArrow()
+    wrong = []
+    for place, text in enumerate(TEXTS):
+        told, have = (list(map(plain, each.column(place).to_pylist())) for each in (table, got))
+        if told != have or arrow_columns(frame.schema).field(place).type != schema.field(place).type:
+            wrong.append((text, expression_text(expressions[place]), told, have))
+    assert not wrong, "\n".join(map(str, wrong))

@@ -1,19 +1,25 @@
-"""Views that Spark recomputes, and views that the process keeps, against the answers of Spark."""
+"""Views on Spark: changes from changes, first builds by tasks, the comparison at creation, functions of DataFrames."""
 
 import random
 import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import timespine as ts
+from timespine.spark.write import run_tasks
+from timespine.views import choose
+from timespine.views.spark_engine import source
+from timespine.views.spark_engine.session import borrowed
+from timespine.views.sql import from_sql
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "views"))
-from shapes import SHAPES
-from test_view_histories import counted, new_store, plain, step
+from test_view_histories import answer, counted, new_store, plain, step
 
-SOME = ["correlated count", "full", "having", "not in", "except all", "top", "rank", "average", "text"]
+GROUPS = "SELECT g, sum(v) AS s, count(*) AS n, min(v) AS lo FROM a GROUP BY g"
+JOINED = "SELECT a.k, b.k AS bk, a.v FROM a LEFT JOIN b ON a.g = b.g"
 
 
 def told(spark, store, sql, time):
@@ -22,32 +28,246 @@ def told(spark, store, sql, time):
     return Counter(tuple(map(plain, row)) for row in spark.sql(sql).collect())
 
 
-def test_what_has_no_rule_is_recomputed_on_spark_and_says_so(spark, tmp_path):
-    sql = "SELECT g, regexp_replace(s, 'x', 'y') AS t, count(*) AS n FROM a GROUP BY 1, 2"
+def stage_rows(store, view, time):
+    stage = next(name for name in store.names(hidden=True) if name.startswith(f"timespine.stage.{view.id}"))
+    return counted(store[stage].snapshot(as_of=time, multiplicity="column"))
+
+
+# Changes from changes.
+
+
+@pytest.mark.parametrize("lookup_rows", [50_000, 0])
+def test_both_engines_make_the_same_changes_of_views_and_stages(spark, tmp_path, monkeypatch, lookup_rows):
+    """With few changes the driver looks up what they touch; with many (here: more than none) all is one job."""
+    monkeypatch.setattr(source, "LOOKUP_ROWS", lookup_rows)
+    rng = random.Random(7)
+    with new_store(tmp_path / "store") as store:
+        sums = store.view("sums", sql=GROUPS)
+        twin = store.view("twin", sql=GROUPS)
+        joined = store.view("joined", sql=JOINED)
+        for number in range(2):
+            for _ in range(3):
+                step(rng, store)
+            on_spark = store.refresh(["sums", "joined"], spark=spark, engine="spark" if number else None)
+            if number:
+                assert {(each.engine, each.how) for each in on_spark.values()} == {("spark", "changes")}
+            time = on_spark["sums"].time
+            twin.refresh(engine="process")
+            assert counted(sums.snapshot(multiplicity="column")) == answer(store, GROUPS, time)
+            assert counted(joined.snapshot(multiplicity="column")) == answer(store, JOINED, time)
+            assert stage_rows(store, sums, time) == stage_rows(store, twin, time)
+
+
+def test_expressions_beyond_the_list_of_the_process_are_incremental_on_spark(spark, tmp_path):
+    sql = "SELECT g, regexp_replace(s, 'x', 'y') AS t, count(*) AS n, stddev(v) AS d FROM a GROUP BY 1, 2"
     rng = random.Random(3)
     with new_store(tmp_path / "store") as store:
-        view = store.view("odd", sql=sql, key=["g", "t"], spark=spark)
-        assert view.definition.mode == "spark"
-        assert "regexp_replace" in view.explain()
-        for _ in range(2):
+        view = store.view("odd", sql=sql, key=["g", "t"], policy="incremental_strict", spark=spark)
+        assert view.definition.mode == "incremental"
+        for _ in range(3):
             step(rng, store)
-            done = view.refresh()
-            assert (done.engine, "regexp_replace" in done.why) == ("spark", True)
-            assert counted(view.snapshot(multiplicity="column")) == told(spark, store, sql, done.time)
-        assert view.verify().is_exact
+        done = view.refresh()
+        assert (done.engine, done.how, "regexp_replace" in done.why) == ("spark", "changes", True)
+        assert counted(view.snapshot(multiplicity="column")) == told(spark, store, sql, done.time)
         before = view.upper
         step(rng, store)
-        with pytest.raises(ts.UnsupportedView):
-            store.view("strict", sql=sql, policy="incremental", spark=spark)
+        again = store.view("odd")  # without a session: its plan is known all the same
+        with pytest.raises(ts.UsageError, match="only Spark"):
+            again.refresh(engine="process")
         assert view.upper == before
 
 
-def test_views_of_the_process_are_what_spark_answers(spark, tmp_path):
-    rng = random.Random(11)
+def test_what_the_process_declines_goes_to_spark_and_says_so(spark, tmp_path):
+    with ts.open(tmp_path / "store") as store:
+        names = store.create("names", key={"k": "int64"}, value={"s": "string"}, timeline="counter")
+        names.append([{"k": 1, "s": "ab"}])
+        view = store.view("upper", sql="SELECT k, upper(s) AS u FROM names", policy="incremental")
+        names.append([{"k": 2, "s": "straße"}])
+        with pytest.raises(ts.UsageError, match="ASCII"):
+            view.refresh(engine="process")
+        done = view.refresh(spark=spark)
+        assert (done.engine, done.how) == ("spark", "changes")
+        assert "the process declined" in done.why
+        assert {row["u"] for row in view.snapshot().to_pylist()} == {"AB", "STRASSE"}
+
+
+def test_what_has_no_rule_is_recomputed_on_spark_and_says_so(spark, tmp_path):
+    sql = "SELECT g, v, count(*) AS n FROM a GROUP BY GROUPING SETS ((g), (g, v))"
+    rng = random.Random(3)
     with new_store(tmp_path / "store") as store:
-        views = {name: store.view(f"v{i}", sql=SHAPES[name], policy="incremental") for i, name in enumerate(SOME)}
-        for _ in range(2):
-            step(rng, store)
-            (time,) = {each.time for each in store.refresh().values()}
-            for name, view in views.items():
-                assert counted(view.snapshot(multiplicity="column")) == told(spark, store, SHAPES[name], time), name
+        view = store.view("odd", sql=sql, spark=spark)
+        assert view.definition.mode == "spark"
+        step(rng, store)
+        done = view.refresh()
+        assert (done.engine, done.how, "GROUPING SETS" in done.why) == ("spark", "whole", True)
+        assert counted(view.snapshot(multiplicity="column")) == told(spark, store, sql, done.time)
+        assert view.verify().is_exact
+        with pytest.raises(ts.UnsupportedView):
+            store.view("strict", sql=sql, policy="incremental", spark=spark)
+
+
+def test_the_session_of_the_caller_keeps_its_settings_and_names(spark, tmp_path):
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        with new_store(tmp_path / "store") as store:
+            before = {each.name for each in spark.catalog.listTables()}
+            view = store.view("odd", sql="SELECT k, soundex(s) AS x FROM a", spark=spark)
+            with pytest.raises(ts.UsageError, match="Spark says"):
+                store.view("zero", sql="SELECT k, v / (v - v) AS h, soundex(s) AS x FROM a", spark=spark)
+            assert len(view.snapshot().to_pylist()) == 2
+            assert spark.conf.get("spark.sql.ansi.enabled") == "false"
+            assert {each.name for each in spark.catalog.listTables()} == before
+            with borrowed(spark) as inner:
+                assert inner.conf.get("spark.sql.ansi.enabled") == "true"
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+
+
+# Many rows.
+
+
+@pytest.fixture
+def many(spark, tmp_path, monkeypatch):
+    """A store with rows whose results are many: tasks write them."""
+    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 20)
+    monkeypatch.setattr(choose, "_BASE_S", {"process": 1e6, "spark": 0.6})
+    with ts.open(tmp_path / "store") as store:
+        rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")
+        rows.append([{"k": k, "g": None if k % 50 == 0 else k % 40, "x": k / 7} for k in range(400)])
+        yield store
+
+
+MANY = "SELECT g, count(*) AS n, sum(x) AS s FROM a GROUP BY g"
+
+
+def test_tasks_write_first_builds_and_changes_of_many_rows_with_null_keys(spark, many):
+    view = many.view("sums", sql=MANY, key=["g"], spark=spark)
+    assert len(view.snapshot().to_pylist()) == 41
+    assert view.history()[-1].rows == 41
+    assert many.view("same", sql=MANY, key=["g"]).snapshot().to_arrow().sort_by(
+        "g"
+    ) == view.snapshot().to_arrow().sort_by("g")
+    many["a"].append([{"k": 1000 + k, "g": k % 41, "x": 0.5} for k in range(100)])
+    done = many.refresh(spark=spark)["sums"]
+    assert (done.engine, done.how, done.changes > 20) == ("spark", "changes", True)
+    assert view.verify().is_exact
+    many["a"].upsert([{"k": k, "g": k % 7, "x": 0.25} for k in range(400)])
+    done = view.refresh()
+    assert (done.engine, done.how, "computed whole" in done.why) == ("spark", "whole", True)
+    assert view.verify().is_exact
+
+
+def test_a_key_that_does_not_identify_many_rows_is_refused_and_leaves_nothing(spark, many):
+    with pytest.raises(ts.UsageError, match="does not identify"):
+        many.view("bad", sql="SELECT g, k FROM a", key=["g"], spark=spark)
+    assert many.views() == []
+    assert many.names(hidden=True) == ["a", "timespine.views"]
+
+
+def test_a_view_that_was_created_and_not_built_is_built_by_its_next_refresh(spark, many, monkeypatch):
+    from timespine.views import build
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "_fill", killed)
+    monkeypatch.setattr(build, "drop_view", killed)
+    with pytest.raises(KeyboardInterrupt):
+        many.view("sums", sql=MANY, key=["g"], spark=spark)
+    monkeypatch.undo()
+    view = many.view("sums", spark=spark)
+    assert view.upper.time == 0
+    done = view.refresh()
+    assert (done.how, done.why) == ("whole", "it was created and not built yet")
+    assert len(view.snapshot().to_pylist()) == 41
+    assert view.verify().is_exact
+
+
+# The comparison at creation.
+
+
+def test_a_plan_that_differs_from_sparks_answer_is_refused_with_both_counts(spark, tmp_path, monkeypatch):
+    whole = from_sql.Builder._limit
+
+    def one_less(self, limit):
+        return whole(self, limit) - 1
+
+    monkeypatch.setattr(from_sql.Builder, "_limit", one_less)
+    sql = "SELECT k, v FROM a ORDER BY k, v LIMIT 2"
+    with new_store(tmp_path / "store") as store:
+        with pytest.raises(ts.UnsupportedView, match=r"its plan gives 1 rows, and Spark 2.*policy='full'"):
+            store.view("top", sql=sql, spark=spark)
+        assert store.views() == []
+        assert len(store.view("top", sql=sql, spark=spark, check=False).snapshot().to_pylist()) == 1
+
+
+def test_sums_of_doubles_and_open_ties_are_no_difference(spark, tmp_path):
+    with ts.open(tmp_path / "store") as store:
+        rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")
+        rows.append([{"k": k, "g": k % 2, "x": 1e16 if k == 4 else 0.1} for k in range(20)])
+        store.view("sums", sql="SELECT g, sum(x) AS s, avg(x) AS m FROM a GROUP BY g", spark=spark)
+        store.view("top", sql="SELECT g, k FROM a ORDER BY g LIMIT 3", spark=spark)
+        assert len(store.views()) == 2
+
+
+# Functions of DataFrames.
+
+
+def test_a_function_of_dataframes_is_a_view_that_spark_computes_whole(spark, tmp_path):
+    def joined(tables):
+        return tables["a"].join(tables["b"], "g").groupBy("g").count()
+
+    with new_store(tmp_path / "store") as store:
+        view = store.view("pairs", frame=joined, inputs=["a", "b"], key=["g"], spark=spark)
+        store["b"].append([{"k": 9, "g": 1, "v": 1}])
+        store.seal(["a", "b"], max(store["a"].upper.time, store["b"].upper.time), if_behind="ignore")
+        done = view.refresh()
+        assert (done.engine, done.how, done.changes) == ("spark", "whole", 2)
+        assert view.snapshot().to_pylist() == [{"g": 1, "count": 3}]
+        assert view.verify().is_exact
+        store.view("sums", sql=GROUPS)
+        with pytest.raises(ts.UsageError, match="is a SELECT"):
+            store.view("sums", frame=joined)
+        with pytest.raises(ts.UsageError, match="give sql"):
+            store.view("both", sql=GROUPS, frame=joined)
+    with ts.open(tmp_path / "store") as store:
+        with pytest.raises(ts.UsageError, match="which this process does not know"):
+            store.refresh(["pairs"], spark=spark)
+        assert store.view("pairs", frame=joined, spark=spark).refresh().engine == "none"
+
+
+# The choice.
+
+
+def test_sizes_decide_and_past_refreshes_correct(spark, tmp_path, monkeypatch):
+    with new_store(tmp_path / "store") as store:
+        view = store.view("sums", sql=GROUPS, spark=spark)
+        store["a"].append([{"k": 100, "g": 1, "v": 1, "s": None}])
+        store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
+        done = view.refresh()
+        assert (done.engine, "in the process" in done.why) == ("process", True)
+        monkeypatch.setattr(choose, "_BASE_S", {"process": 1e6, "spark": 0.6})
+        store["a"].append([{"k": 101, "g": 1, "v": 1, "s": None}])
+        store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
+        assert view.refresh().engine == "spark"
+        from timespine.views.took import read_took
+
+        assert set(read_took(store, view.id)) == {"process", "spark"}
+        store.drop("sums")
+        assert store.names(hidden=True) == ["a", "b", "timespine.views"]
+
+
+def test_sums_of_doubles_on_spark_are_exact(spark, tmp_path):
+    values = [5.0, 1e300, -1e300, 0.1, 0.2, 1e-300, None]
+    with ts.open(tmp_path / "store") as store:
+        rows = store.create("a", value={"g": "int64", "x": "double"}, timeline="counter")
+        rows.append(pa.table({"g": [1] * 7 + [2] * 3, "x": [*values, float("nan"), 1.0, None]}))
+        view = store.view("sums", sql="SELECT g, sum(x) AS s FROM a GROUP BY g", key=["g"])
+        rows.append([{"g": 1, "x": 1e300}, {"g": 3, "x": float("inf")}])
+        assert view.refresh(engine="spark", spark=spark).engine == "spark"
+        got = {row["g"]: row["s"] for row in view.snapshot().to_pylist()}
+        assert (got[1], got[3]) == (1e300, float("inf"))
+        assert got[2] != got[2]
+        rows.append([{"g": 1, "x": -1e300}])
+        view.refresh(engine="spark", spark=spark)
+        assert {row["g"]: row["s"] for row in view.snapshot().to_pylist()}[1] == 5.3

@@ -48,7 +48,7 @@ def conditions(draw, columns):
     return made
 
 
-AGGREGATES = ["count", "sum", "min", "max", "count distinct"]
+AGGREGATES = ["count", "sum", "min", "max", "count distinct", "sum distinct", "min_by", "max_by"]
 
 
 @st.composite
@@ -105,15 +105,30 @@ def plans(draw, names, depth):
         partition,
         (
             (names.column("r", pa.int32()), WindowCall(ranks, None, order, pa.int32())),
-            (names.column("t"), WindowCall(total, draw(st.sampled_from(columns)), (), INT)),
+            (names.column("t"), WindowCall(total, as_int(draw(st.sampled_from(columns))), (), INT)),
+            (names.column("o"), in_order(draw, columns, order)),
         ),
     )
+
+
+def in_order(draw, columns, order):
+    """A neighbour, or an aggregate of the rows up to each row."""
+    argument = as_int(draw(st.sampled_from(columns)))
+    if draw(st.booleans()):
+        shift = draw(st.sampled_from(["lag", "lead"]))
+        return WindowCall(shift, argument, order, INT, "", draw(st.sampled_from(["", "1", "2"])))
+    frame = draw(st.sampled_from(["", "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"]))
+    return WindowCall(draw(st.sampled_from(["count", "sum", "min", "max"])), argument, order, INT, frame)
 
 
 def calls(draw, names, columns):
     made = [(names.column("n"), AggregateCall("count", None, INT))]
     for function in draw(st.lists(st.sampled_from(AGGREGATES), max_size=3)):
-        made.append((names.column("x"), AggregateCall(function, draw(st.sampled_from(columns)), INT)))
+        argument = draw(st.sampled_from(columns))
+        if function.endswith("_by"):
+            pair = (as_int(argument), as_int(draw(st.sampled_from(columns))))
+            argument = Call("struct", pair, pa.struct([("a0", INT), ("a1", INT)]))
+        made.append((names.column("x"), AggregateCall(function, argument, INT)))
     return tuple(made)
 
 

@@ -98,7 +98,7 @@ def test_every_query_is_incremental_and_right_at_every_refresh(tmp_path, part):
         for step in range(5):
             change(rng, store, 2 if step % 2 else 6)
             done = store.refresh()
-            assert {each.engine for each in done.values()} == {"incremental"}
+            assert {each.how for each in done.values()} == {"changes"}
             time = done[f"q{chosen[0]}"].time
             tables = {table: store[table].snapshot(as_of=time).to_arrow() for table in TABLES}
             for number, view in views.items():

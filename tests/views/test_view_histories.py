@@ -87,7 +87,7 @@ def test_every_view_is_its_query_at_every_refresh_point(tmp_path, part):
             step(rng, store)
             done = store.refresh()
             (time,) = {each.time for each in done.values()}
-            assert {each.engine for each in done.values()} == {"incremental"}
+            assert {each.how for each in done.values()} == {"changes"}
             points[time] = {name: answer(store, SHAPES[name], time) for name in chosen}
             for name, view in views.items():
                 assert counted(view.snapshot(as_of=time, multiplicity="column")) == points[time][name], (name, time)
@@ -109,7 +109,7 @@ def test_views_refreshed_at_different_times_meet(tmp_path):
             often.refresh()
             if number % 4 == 3:
                 assert seldom.refresh().time == often.upper.time - 1
-                assert whole.refresh().engine == "process"
+                assert whole.refresh().how == "whole"
                 expected = answer(store, sql, often.upper.time - 1)
                 for view in (often, seldom, whole):
                     assert counted(view.snapshot(multiplicity="column")) == expected

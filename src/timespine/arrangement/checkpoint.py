@@ -21,10 +21,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from timespine.arrangement.batch import Batch
-from timespine.arrangement.file import FileFacts, open_batch, write_batch
-from timespine.arrangement.layout import Layout
-from timespine.core.encoding.envelope import EnvelopeKind, decode_payload, unwrap_payload, wrap_payload
+from timespine.arrangement.batch.batch import Batch
+from timespine.arrangement.batch.file import FileFacts, open_batch, write_batch
+from timespine.arrangement.batch.layout import Layout
+from timespine.arrangement.manifest import (
+    BATCH_FILE,
+    ListedFile,
+    StoredCheckpoint,
+    delete_unless_pinned,
+    manifest_name,
+    manifest_numbers,
+    read_manifest,
+)
+from timespine.core.effects import KeptFiles
+from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
 from timespine.errors import CorruptionError, Determinate, UsageError
 from timespine.location.durable import (
     PRIVATE_FILE,
@@ -37,56 +47,44 @@ from timespine.location.durable import (
 )
 from timespine.model.frontier import Frontier
 
-_BATCH = re.compile(r"[0-9a-f]{32}\.batch")
-_MANIFEST = re.compile(r"manifest-([0-9]{16})")
-
-
-class ListedFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A file of a checkpoint."""
-
-    name: str
-    size: int
-    footer_hash: bytes
-
-
-class StoredCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The contents of a manifest."""
-
-    number: int
-    """Later checkpoints have larger numbers."""
-    schema: bytes
-    """The schema of the rows, encoded."""
-    by: tuple[str, ...]
-    """The columns that rows are arranged by."""
-    files: tuple[ListedFile, ...]
-    is_dirty: bool
-    """Whether batches were inserted since the flag was cleared."""
-    since: Frontier | None
-    upper: Frontier | None
-
-
-_decoder = msgspec.msgpack.Decoder(StoredCheckpoint)
+_LISTING = re.compile(r"files-([0-9]{16})\.json")
+_TEMPORARY = re.compile(r"\.(manifest-[0-9]{16}|files-[0-9]{16}\.json)\.tmp")
 
 
 class CheckpointFolder:
     """A folder of checkpoints of one arrangement. One process at a time may write to it; others read."""
 
-    def __init__(self, path: str, layout: Layout, *, is_read_only: bool = False) -> None:
-        self._path = os.path.abspath(path)
+    def __init__(self, path: str, layout: Layout, origin: bytes | None = None, *, is_read_only: bool = False) -> None:
+        self.path = os.path.abspath(path)
+        """Where it is."""
+        self.origin = origin
+        """What the next manifests say of the collection that the rows are of."""
         self._layout = layout
         self._facts: dict[str, FileFacts] = {}
         self._lock: int | None = None
         if is_read_only:
-            if not os.path.isdir(self._path):
-                raise UsageError(f"there is no folder {self._path}: save a checkpoint there first")
+            if not os.path.isdir(self.path):
+                raise UsageError(f"there is no folder {self.path}: save a checkpoint there first")
             return
-        make_folders(self._path)
+        make_folders(self.path)
         self._lock = open_regular(self._at("lock"), os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise UsageError(f"another process or spine writes to {self._path}: open it read-only") from None
+            raise UsageError(
+                f"another process or spine writes to {self.path}: use another folder, or read it with "
+                "`timespine.arrangement.open`"
+            ) from None
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete what a process left that ended while it wrote or deleted a manifest: lists and files without one."""
+        there = set(os.listdir(self.path))
+        for name in there:
+            listing = _LISTING.fullmatch(name)
+            if _TEMPORARY.fullmatch(name) or (listing and f"manifest-{listing[1]}" not in there):
+                self._remove(name)
 
     def close(self) -> None:
         """Let another process write."""
@@ -119,7 +117,7 @@ class CheckpointFolder:
         """Make files durable, and their names."""
         for name in names:
             sync_path(self._at(name))
-        sync_path(self._path)
+        sync_path(self.path)
 
     def write_manifest(
         self, number: int, names: Sequence[str], is_dirty: bool, since: Frontier | None, upper: Frontier | None
@@ -127,43 +125,59 @@ class CheckpointFolder:
         """Make a checkpoint of durable files, whole or not at all."""
         files = tuple(ListedFile(name, *self._facts[name]) for name in names)
         schema = self._layout.schema.encode()
-        stored = StoredCheckpoint(number, schema, self._layout.by, files, is_dirty, since, upper)
+        stored = StoredCheckpoint(number, schema, self._layout.by, files, is_dirty, since, upper, self.origin)
         listing = {"number": number, "files": {each.name: each.size for each in files}}
         self._put(f"files-{number:016}.json", json.dumps(listing, indent=1).encode() + b"\n")
-        self._put(f"manifest-{number:016}", wrap_payload(EnvelopeKind.CHECKPOINT, msgspec.msgpack.encode(stored)))
+        self._put(manifest_name(number), wrap_payload(EnvelopeKind.CHECKPOINT, msgspec.msgpack.encode(stored)))
 
     def manifests(self) -> list[StoredCheckpoint]:
-        """Return the checkpoints, the newest first. One that is damaged is a CorruptionError."""
-        found = sorted((name for name in os.listdir(self._path) if _MANIFEST.fullmatch(name)), reverse=True)
-        return [self._manifest(name) for name in found]
+        """Return the checkpoints, the newest first. One that is damaged is a CorruptionError.
+
+        The newest must be of this arrangement. Older ones may be of the same under an older schema.
+        """
+        return [self._manifest(number, is_newest=not place) for place, number in enumerate(self.numbers())]
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the checkpoints, the newest first."""
+        return manifest_numbers(self.path)
 
     def listed(self) -> list[str]:
         """Return the names of all files of batches."""
-        return sorted(name for name in os.listdir(self._path) if _BATCH.fullmatch(name))
+        return sorted(name for name in os.listdir(self.path) if BATCH_FILE.fullmatch(name))
 
-    def delete(self, manifests: Sequence[int], names: Sequence[str]) -> None:
-        """Delete manifests, then files of batches; those that are missing are no error."""
+    def delete(self, manifests: Sequence[int], names: Sequence[str]) -> KeptFiles:
+        """Delete manifests, then files of batches; return what stays because readers of other processes need it.
+
+        Those that are missing are no error.
+        """
         try:
-            for number in manifests:
-                self._remove(f"manifest-{number:016}")
+            pinned = [number for number in manifests if not delete_unless_pinned(self.path, number)]
+            for number in set(manifests) - set(pinned):
                 self._remove(f"files-{number:016}.json")
             if manifests:
                 # SUBTLE: a manifest that comes back after a crash must find its files.
-                sync_path(self._path)
-            for name in names:
+                sync_path(self.path)
+            needed = {file.name for number in pinned for file in self._files_of(number)}
+            for name in set(names) - needed:
                 self._remove(name)
                 self._facts.pop(name, None)
+            return KeptFiles(tuple(pinned), tuple(name for name in names if name in needed))
         except OSError as error:
-            raise Determinate(f"a file of {self._path} could not be deleted: {error.strerror}") from error
+            raise Determinate(f"a file of {self.path} could not be deleted: {error.strerror}") from error
 
-    def _manifest(self, name: str) -> StoredCheckpoint:
-        with open(open_regular(self._at(name), os.O_RDONLY), "rb") as file:
-            data = file.read()
-        stored = decode_payload(_decoder, unwrap_payload(EnvelopeKind.CHECKPOINT, data))
-        if name != f"manifest-{stored.number:016}" or not all(_BATCH.fullmatch(each.name) for each in stored.files):
-            raise CorruptionError(f"{name} is not the manifest that its name says")
+    def _files_of(self, number: int) -> tuple[ListedFile, ...]:
+        """Return the files of a manifest that a reader pins; none if it is damaged: that reader had an error."""
+        try:
+            return read_manifest(self.path, number).files
+        except (CorruptionError, FileNotFoundError):
+            return ()
+
+    def _manifest(self, number: int, *, is_newest: bool) -> StoredCheckpoint:
+        stored = read_manifest(self.path, number)
+        if not is_newest:
+            return stored
         if stored.schema != self._layout.schema.encode() or stored.by != self._layout.by:
-            raise UsageError(f"{self._path} has checkpoints of another arrangement: use another folder")
+            raise UsageError(f"{self.path} has checkpoints of another arrangement: use another folder")
         for each in stored.files:
             self._facts[each.name] = FileFacts(each.size, each.footer_hash)
         return stored
@@ -179,7 +193,7 @@ class CheckpointFolder:
                 file.flush()
                 sync(file.fileno())
             os.rename(temporary, self._at(name))
-            sync_path(self._path)
+            sync_path(self.path)
         except OSError as error:
             if error.errno in SPACE:
                 raise no_space(f"{name} was not written", os.strerror(error.errno)) from error
@@ -190,4 +204,4 @@ class CheckpointFolder:
             os.unlink(self._at(name))
 
     def _at(self, name: str) -> str:
-        return os.path.join(self._path, name)
+        return os.path.join(self.path, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from timespine.errors import InvalidRows, TimespineError, UsageError
+from timespine.errors import InvalidRows, TimespineError, UsageError, with_article
 from timespine.hints import Hint
 
 _OTHERWISE = "add --replace to drop it and take its name over"
@@ -13,6 +13,8 @@ _OTHERWISE = "add --replace to drop it and take its name over"
 SENTENCES: Mapping[str, str] = {
     # Stores and names.
     "create-store": "make one with `timespine init`",
+    "copy-again": "run `timespine copy` again",
+    "promote-copy": "read it, or make it a store of its own with `timespine promote`",
     "open-or-replace": f"give another name, or {_OTHERWISE}",
     "evolve-or-replace": f"give another name, or {_OTHERWISE}",
     "open-as-it-is": "give another name, or --timeline {timeline}",
@@ -20,6 +22,7 @@ SENTENCES: Mapping[str, str] = {
     "change-deadline": "give another name",
     "replace-blocked-name": "add --replace to give it again, or give another name",
     "use-another-name": "give another name",
+    "drop-views-first": "drop them first, or add --force: they keep their rows, and are refreshed no more",
     "release-or-force": "release them, or add --force to drop it anyway",
     "release-or-drop": "release them, or drop it first with `timespine drop --force`",
     "use-clock": "create the collection with --timeline clock",
@@ -76,9 +79,9 @@ def error_text(error: TimespineError, row: str | None = None) -> str:
     if isinstance(error, InvalidRows):
         text = text if row is None else error.at(row)
         if error.found_type:
-            found = _KINDS.get(error.found_type, f"a {error.found_type}")
-            text = text.replace(f"it holds a {error.found_type} where", f"it holds {found} where")
-    return _FRONTIER.sub(_typed, text)
+            found = _KINDS.get(error.found_type, with_article(error.found_type))
+            text = text.replace(f"it holds {with_article(error.found_type)} where", f"it holds {found} where")
+    return _FRONTIER.sub(_as_typed, text)
 
 
 def reword(error: UsageError, text: str) -> UsageError:
@@ -86,7 +89,7 @@ def reword(error: UsageError, text: str) -> UsageError:
     return UsageError(text, hint=error.hint)
 
 
-def _typed(found: re.Match[str]) -> str:
+def _as_typed(found: re.Match[str]) -> str:
     """Write a time or a frontier as a user types it: 0,3 for [(0, 3)]."""
     times = re.sub(r"\), \(", " and ", found[2] or found[3]).strip("()")
     return f"{found[1]}{times.replace(', ', ',')}"

@@ -119,13 +119,23 @@ Replace = Annotated[
 
 @contextmanager
 def open_store_at(
-    store: str, *, create: bool = False, read_only: bool = False, writes_rows: bool = False
+    store: str, *, create: bool = False, read_only: bool = False, writes_rows: bool = False, reads: bool = False
 ) -> Iterator[ts.Store]:
     """Open an existing store.
 
-    A verb that writes rows also runs the maintenance thread; other verbs do nothing in the background.
+    A verb that writes rows also runs the maintenance thread; other verbs do nothing in the background. A verb that
+    `reads` opens a copy for reading only: no process may write there, not even a lease.
     """
     check_path(store, "the location of the store")
+    if reads:
+        with ts.open(store, create=False, maintenance=False) as found:
+            try:
+                found.names()
+            except ts.ReadOnlyStore:
+                read_only = True
+            else:
+                yield found
+                return
     with ts.open(store, create=create, read_only=read_only, maintenance=writes_rows) as found:
         yield found
 

@@ -35,7 +35,7 @@ def end_background(
     maintenance.finish()
     heartbeat_thread.stop()
     for what, is_over in (("maintenance", maintenance.stop), ("the heartbeat", heartbeat_thread.join)):
-        if not _ended(is_over, timeout_s):
+        if not _ends_within(is_over, timeout_s):
             raise Determinate(f"the store is not closed: {what} still works after {timeout_s:.0f} s; close it again")
     for end in (context.leases.close, context.committer.close, upkeep.close):
         with contextlib.suppress(Exception):  # storage is unavailable: leases and ids expire
@@ -43,7 +43,7 @@ def end_background(
     context.committed.ring()  # wake threads that wait for a time to be complete
 
 
-def _ended(is_over: Callable[[float], bool], limit_s: float) -> bool:
+def _ends_within(is_over: Callable[[float], bool], limit_s: float) -> bool:
     """Return whether a thread ended within a limit. Waits in slices, because a suspended process did not wait."""
     while limit_s > 0:
         if is_over(min(limit_s, SLICE_S)):

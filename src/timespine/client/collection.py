@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -318,13 +319,15 @@ class Collection(OneProcess):
         columns: Sequence[str] | None = None,
         where: Where | None = None,
         history: Literal["latest", "all"] = "latest",
+        folder: str | PathLike[str] | None = None,
     ) -> OpenArrangement:
         """Keep the rows in memory, sorted by the key or by other columns, and follow the collection.
 
         While it is open, `lookup`, `upsert` and `delete` by the key use it. One process has one arrangement for equal
-        arguments. `history="all"` keeps all times from now on readable; otherwise only the newest is.
+        arguments. `history="all"` keeps all times from now on readable; otherwise only the newest is. In a `folder` it
+        saves its state now and then, and goes on from there when it is made again; one process at a time has a folder.
         """
-        made: OpenArrangement = load_arrange()(self, by, columns=columns, where=where, history=history)
+        made: OpenArrangement = load_arrange()(self, by, columns=columns, where=where, history=history, folder=folder)
         return made
 
     def count(

@@ -26,6 +26,9 @@ from timespine.locks import Bell, Lock
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
+READ_THREADS = 4
+"""Least number of threads that read ahead and encode: both run outside of the interpreter's lock."""
+
 POLL_MIN_S = 0.002
 POLL_MAX_S = 0.25
 """Longest pause in seconds of a waiting reader between two looks at a log."""
@@ -65,6 +68,10 @@ class StoreContext:
     """How long collections without a policy of their own keep history; None: for ever."""
     forget_within_ms: int | None = None
     """The deadline for forgetting expired history of collections without one of their own; None: as in Config."""
+    keep_deleted_ms: int = 0
+    """How long deleted data stay restorable, as this process knows it; 0: maintenance deletes them at once."""
+    read_keep_ms: Callable[[], int] = lambda: 0
+    """The function that reads it from the catalog: every garbage collection calls it first."""
     audit: float = 0.0
     """The share of parts that statistics allow to skip and that are read anyway, to check the statistics."""
     writing: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -77,6 +84,8 @@ class StoreContext:
     """How its bucket is reached: options without secrets."""
     consensus_address: str = ""
     """The address of its logs that the caller gave, without a password; empty: the descriptor has it."""
+    store_id: str = ""
+    """The id of the store, if its place has one; otherwise the catalog has it, from the first copy on."""
     listeners: weakref.WeakKeyDictionary[Any, None] = field(default_factory=weakref.WeakKeyDictionary)
     """The open listeners, in the order in which they began: closing the store closes them. Changed under
     `listening`."""

@@ -10,7 +10,8 @@ else of the client.
                  milliseconds, with_times: in a column
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
                  LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
-                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read
+                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read;
+                 arranged_rows gives the rows of keys from an open arrangement
     preparing    PreparedRows; refuse_missing, upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
     deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
@@ -20,29 +21,39 @@ else of the client.
     steps        Step, FlushesRuns, AppendStep, DeltaStep, DependsOnRead, UnsealedWriteStep, CommandStep;
                  unsealed_seen_by
     commit       commit_steps; results are CommitResult, WriteResult, NOTHING
-    views        begin_refresh gives a Transaction that may write to owned collections; Definition, CatalogEntry and
-                 catalog_entries are about these, drop_owned drops one; restrict_to_keys reads the rows of some keys
+    views        begin_refresh gives a Transaction that may write to owned collections; Definition, CatalogEntry,
+                 catalog_entries and open_entry are about these, drop_owned drops one; restrict_to_keys reads the rows
+                 of some keys
+    following    context_of gives what a store shares; CommitSignal waits for commits; heads_of says which logs have
+                 grown; end_with_store closes an object with its store
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
 import pyarrow as pa
 
-from timespine.client.catalog.catalog import CatalogEntry
+from timespine.client.catalog.catalog import CatalogEntry, view_hold_name, with_taken_over
+from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
 from timespine.client.catalog.pending_creates import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.context import CollectionHandle, StoreContext
 from timespine.client.lazy_spark import is_spark_frame
 from timespine.client.read.acquire import Hold
+from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
+from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.holds import CriticalHold, take_critical
 from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
 from timespine.client.row_args import parse_keys, refuse_missing, restrict_columns
 from timespine.client.store import Store
-from timespine.client.time_args import FrontierLike, TimeLike, parse_duration_ms, unwrap_time
+from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
 from timespine.client.write.append import append_step
 from timespine.client.write.delta import delete_keys_delta, replace_delta, upsert_delta
 from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
@@ -81,6 +92,7 @@ from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.slice import Slice
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part
+from timespine.location.consensus import read_heads
 
 
 def slices_of(rows: Rows, n: int) -> list[Slice]:
@@ -138,6 +150,36 @@ def catalog_entries(store: Store) -> dict[str, CatalogEntry]:
     return store._catalog.read().entries
 
 
+def context_of(store: Store) -> StoreContext:
+    """Return what all collections of a store share."""
+    return store._context
+
+
+def heads_of(store: Store, ids: Sequence[str]) -> Mapping[str, int | None]:
+    """Return the newest sequence numbers of collections, and of the catalog under CATALOG_KEY, by one call."""
+    store._committer.check_open()
+    return read_heads(store._driver.consensus, ids)
+
+
+def end_with_store(store: Store, each: Any) -> None:
+    """Let the end of a store close an object."""
+    with store._context.listening:
+        store._context.listeners[each] = None
+
+
+def take_over_name(store: Store, id: str, name: str) -> None:
+    """Give an owned collection the name of one with the same role, which is dropped, by one change of the catalog."""
+    store._check_replaceable(name, next(each.role for each in catalog_entries(store).values() if each.id == id))
+    store._catalog.change(partial(with_taken_over, id, name))
+    store._drop_service.close()
+    store._handles.rename(id, name)
+
+
+def open_entry(store: Store, name: str, entry: CatalogEntry) -> CollectionHandle:
+    """Open a collection of a catalog that was read before, without another read of it."""
+    return handle_of(store._collection(name, entry))
+
+
 def drop_owned(store: Store, name: str, *, force: bool) -> bool:
     """Drop a collection that is a view, or a stage of one."""
     return store._drop_service.drop(name, force=force, owned=True)
@@ -150,6 +192,7 @@ def merge_engine_of(store: Store) -> Engine:
 
 __all__ = [
     "BATCH_ROWS",
+    "CATALOG_KEY",
     "CHANGE_TYPE",
     "DELETE",
     "INSERT",
@@ -166,12 +209,14 @@ __all__ = [
     "CollectionHandle",
     "CommandStep",
     "CommitResult",
+    "CommitSignal",
     "Compute",
     "CriticalHold",
     "CurrentRows",
     "Definition",
     "DeltaStep",
     "DependsOnRead",
+    "DurationLike",
     "FlushesRuns",
     "FrontierLike",
     "Grain",
@@ -197,26 +242,31 @@ __all__ = [
     "append_step",
     "append_time",
     "apply_late_policy",
+    "arranged_rows",
     "at_time",
     "begin_refresh",
     "catalog_entries",
     "commit_steps",
+    "context_of",
     "count_appended",
     "count_late",
     "delete_keys_delta",
     "delta_of",
     "did_not_commit",
     "drop_owned",
+    "end_with_store",
     "extent_of",
     "flush_inline",
     "fresh_id",
     "handle_of",
+    "heads_of",
     "is_spark_frame",
     "late_rows_error",
     "merge_engine_of",
     "milliseconds",
     "negate_diffs",
     "open_changes",
+    "open_entry",
     "open_or_create",
     "open_snapshot",
     "open_updates",
@@ -232,6 +282,7 @@ __all__ = [
     "restrict_to_keys",
     "slices_of",
     "take_critical",
+    "take_over_name",
     "time_range",
     "undo_create",
     "unsealed_seen_by",
@@ -239,6 +290,7 @@ __all__ = [
     "unwrap_time",
     "upper_after",
     "upsert_delta",
+    "view_hold_name",
     "with_images",
     "with_times",
 ]

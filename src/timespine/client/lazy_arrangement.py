@@ -32,6 +32,23 @@ class ArrangementReads(Protocol):
         """Give the rows from one key to before another, with their counts in `_diff`."""
 
 
+class ArrangementHold:
+    """A time that an arrangement keeps readable. Close it, or leave its `with`."""
+
+    def __init__(self, holds: dict[object, int]) -> None:
+        self._holds = holds
+
+    def close(self) -> None:
+        """Let the time go. Twice is fine."""
+        self._holds.pop(self, None)
+
+    def __enter__(self) -> ArrangementHold:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
 class OpenArrangement(Protocol):
     """An arrangement of a collection, as users and the client have it. `timespine.arrangement` has the class."""
 
@@ -47,22 +64,24 @@ class OpenArrangement(Protocol):
     def since(self) -> Frontier:
         """The frontier from which on it can be read."""
 
-    def get(self, key: Mapping[str, object]) -> list[dict[str, Any]]:
-        """Return the rows of a key."""
+    @property
+    def collection_name(self) -> str:
+        """The name of the collection that it follows."""
 
-    def get_one(self, key: Mapping[str, object]) -> dict[str, Any] | None:
+    @property
+    def label(self) -> str:
+        """The columns that rows are arranged by."""
+
+    def get(self, key: object) -> list[dict[str, Any]]:
+        """Return the rows of a key: a dictionary, a tuple of values in order, or a value of the first column."""
+
+    def get_one(self, key: object) -> dict[str, Any] | None:
         """Return the row of a key that has at most one."""
 
     def fetch(self, keys: object, *, counts: bool = False) -> pa.Table:
         """Return the rows of many keys, in order."""
 
-    def scan(
-        self,
-        lower: Mapping[str, object] | None = None,
-        upper: Mapping[str, object] | None = None,
-        *,
-        inclusive: bool = False,
-    ) -> Iterator[pa.Table]:
+    def scan(self, lower: object = None, upper: object = None, *, inclusive: bool = False) -> Iterator[pa.Table]:
         """Give the rows from one key to before another, in order."""
 
     def at(self, as_of: TimeLike) -> ArrangementReads:
@@ -71,6 +90,12 @@ class OpenArrangement(Protocol):
     def wait(self, time: TimeLike, timeout: float = ...) -> bool:
         """Wait until it has all updates at a time."""
 
+    def hold(self, as_of: TimeLike) -> ArrangementHold:
+        """Keep a time readable that it has now."""
+
+    def save(self) -> bool:
+        """Save a checkpoint to its folder now; return False if it has all that there is already."""
+
     def metrics(self) -> dict[str, object]:
         """Return figures."""
 
@@ -78,7 +103,7 @@ class OpenArrangement(Protocol):
         """Return the rows of one key of the collection; None if it cannot tell."""
 
     def rows_as_of(self, time: int, keys: pa.Table, schema_id: int) -> pa.Table | None:
-        """Return the rows of keys as of a time, with their counts; None if it cannot tell."""
+        """Return the rows of keys, or of those that begin with them, as of a time; None if it cannot tell."""
 
     def close(self) -> None:
         """Give up this use."""

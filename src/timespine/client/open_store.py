@@ -67,7 +67,7 @@ def open(  # the name that users know
         create=create and not read_only,
         read_only=read_only,
         shared=shared,
-        consensus=_address(parsed, consensus),
+        consensus=logs_address(parsed, consensus),
         now_ms=int(time.time() * 1000),
     )
     ports = place_of(parsed).open(request)
@@ -86,13 +86,14 @@ def open(  # the name that users know
             location=parsed.url,
         )
         store._context.storage, store._context.consensus_address = parsed.storage, consensus or ""
+        store._context.store_id = ports.store_id
         if isinstance(ports.consensus, ListeningConsensus):
             store._context.listen = ports.consensus.listen
         opened.pop_all()
     return store
 
 
-def _address(location: StoreLocation, given: str | None) -> ConsensusAddress | None:
+def logs_address(location: StoreLocation, given: str | None) -> ConsensusAddress | None:
     """Parse the address of the logs that a caller or the environment gives; a folder looks at no environment."""
     if given is None and not location.is_folder and location.scheme != MEMORY:
         given = os.environ.get(CONSENSUS_VARIABLE) or None

@@ -20,6 +20,7 @@ from timespine.client.catalog.catalog import (
     check_role,
 )
 from timespine.client.catalog.drop import DropService
+from timespine.client.catalog.keep_deleted import KeepDeletedVerbs
 from timespine.client.catalog.pending_creates import Definition, PendingCreates, schema_of
 from timespine.client.catalog.retention import (
     Retention,
@@ -35,7 +36,7 @@ from timespine.client.close_store import end_background
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
-from timespine.client.context import CollectionHandle, StoreContext, decode_schema
+from timespine.client.context import READ_THREADS, CollectionHandle, StoreContext, decode_schema
 from timespine.client.diagnostics.metrics import store_metrics
 from timespine.client.lazy_views import ViewVerbs
 from timespine.client.load_collection import load_collection
@@ -69,14 +70,11 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.pool import Pool
 
-READ_THREADS = 4
-"""Least number of threads that read ahead and encode: both run outside of the interpreter's lock."""
-
 CLOSE_S = 600.0
 """Seconds that `close` waits for a running merge or call, unless the caller gives a timeout."""
 
 
-class Store(ViewVerbs):
+class Store(ViewVerbs, KeepDeletedVerbs):
     """An open store. Many threads of the process that opened it may use it; a forked child opens its own."""
 
     def __init__(
@@ -112,8 +110,8 @@ class Store(ViewVerbs):
         self._context = StoreContext(
             self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location
         )
-        self._context.monotonic, self._context.sleep = monotonic, sleep
-        self._catalog = Catalog(self._driver, self._committer.session)
+        self._context.monotonic, self._context.sleep, self._context.read_keep_ms = monotonic, sleep, self._read_keep_ms
+        self._catalog = Catalog(self._driver, self._committer.session, read_only=read_only)
         self._drop_service = DropService(self._catalog, self._committer)
         self._handles = Handles()
         """The handles of the collections that this process has opened."""
@@ -453,16 +451,17 @@ class Store(ViewVerbs):
         self._committer.check_open()
         return Collection(self._handles.open(self._context, name, entry), self)
 
-    def _check_replaceable(self, name: str) -> None:
+    def _check_replaceable(self, name: str, role: str = "") -> None:
         """Raise CollectionInUse if a collection has a critical hold, which no process could release later."""
         known = self._catalog.read().entries.get(check_collection_name(name))
         if known is not None:
-            check_role(name, known)
+            check_role(name, known, role)
             self._drop_service.check_unheld(name, known.id, Hint("release-or-drop", {"name": name}))
 
     def _sync_names(self, names: Names) -> None:
         """Apply changes that other processes made to open collections: names, and how long they keep history."""
         self._context.retain_ms, self._context.forget_within_ms = names.retain_ms, names.forget_within_ms
+        self._context.keep_deleted_ms = names.keep_deleted_ms or 0
         for name, entry in names.entries.items():
             if entry.id in self._handles:
                 self._collection(name, entry)
@@ -471,7 +470,7 @@ class Store(ViewVerbs):
         """List handles of collections that are not open here, for maintenance. Purges dropped ones first."""
         names = self._catalog.read()
         self._sync_names(names)
-        if names.dropped or names.reserved or names.cancelled:
+        if names.dropped or names.reserved or names.cancelled or names.purged:
             self._purge_dropped()
         closed = ((name, entry) for name, entry in names.entries.items() if entry.id not in self._handles)
         return [CollectionHandle(self._context, name, entry) for name, entry in closed]

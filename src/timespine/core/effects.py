@@ -7,7 +7,7 @@ simulator both carry out these effects, so both run the same protocols.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -225,8 +225,15 @@ class ListFiles(Effect, frozen=True):
     """List the files of batches in the folder. Result: list of names."""
 
 
+class KeptFiles(NamedTuple):
+    """Manifests and files that were not deleted, because a reader of another process needs them."""
+
+    manifests: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+
 class DeleteFiles(Effect, frozen=True):
-    """Delete manifests by their numbers, then files of batches, missing ones included. Result: None."""
+    """Delete manifests by their numbers, then files of batches. Result: KeptFiles, or None if all are gone."""
 
     manifests: tuple[int, ...]
     names: tuple[str, ...]

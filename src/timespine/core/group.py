@@ -156,7 +156,7 @@ def evaluate(states: Mapping[str, State], group: Group, now_ms: int) -> Evaluate
         # SUBTLE: a collection that was only read is committed too, unchanged, so that the compare-and-set
         # fails if it moved (test_commit.py).
         changed.update((name, current[name]) for name in sorted(relied_on))
-    committed = {name: _committed(state, group, origins.get(name, ()), now_ms) for name, state in changed.items()}
+    committed = {name: _next_state(state, group, origins.get(name, ()), now_ms) for name, state in changed.items()}
     current.update(committed)
     answers = tuple(
         reply if isinstance(reply, Refused) else Answers(reply, _seqnos(current, transaction))
@@ -174,24 +174,24 @@ def _evaluate_transaction(
     replies: list[Any] = []
     for collection, _ in (*transaction.commands, *transaction.reads):
         if not isinstance(collection, str) or collection not in current:
-            return _refused(current, transaction, UsageError(f"there is no collection {short_repr(collection)}"))
+            return _refuse(current, transaction, UsageError(f"there is no collection {short_repr(collection)}"))
         if committer is not None and committer not in current[collection].committers:
-            return _refused(current, transaction, Fenced(f"committer {committer} is not registered in {collection}"))
+            return _refuse(current, transaction, Fenced(f"committer {committer} is not registered in {collection}"))
     stale = _stale_origins(current, transaction)
     if stale:
-        return _refused(current, transaction, StaleOrigins(stale))
+        return _refuse(current, transaction, StaleOrigins(stale))
     for collection, command in transaction.commands if transaction.respects_turns else ():
         if type(command) in RESPECTS_TURNS:
             taken = waits_for(current[collection], group.writer, now_ms)
             if taken is not None:
-                return _refused(current, transaction, taken)
+                return _refuse(current, transaction, taken)
     for collection, expected in transaction.reads:
         if current[collection].upper != expected:
-            return _refused(current, transaction, UpperMismatch(expected, current[collection].upper))
+            return _refuse(current, transaction, UpperMismatch(expected, current[collection].upper))
     for collection, command in transaction.commands:
         outcome = apply(working.get(collection, current[collection]), command, now_ms)
         if isinstance(outcome.reply, Refusal):
-            return _refused(current, transaction, outcome.reply)
+            return _refuse(current, transaction, outcome.reply)
         if isinstance(outcome, Commit):
             working[collection] = outcome.state
         replies.append(outcome.reply)
@@ -199,7 +199,7 @@ def _evaluate_transaction(
     return tuple(replies)
 
 
-def _refused(current: dict[str, State], transaction: CommandTransaction, reason: Refusal) -> Refused:
+def _refuse(current: dict[str, State], transaction: CommandTransaction, reason: Refusal) -> Refused:
     return Refused(reason, _seqnos(current, transaction))
 
 
@@ -231,7 +231,7 @@ def _first_time(upper: Frontier, origin: Origin) -> int:
     return upper.time - origin.before if upper.arity == 1 else 0
 
 
-def _committed(state: State, group: Group, origins: Iterable[tuple[Origin, int]], now_ms: int) -> State:
+def _next_state(state: State, group: Group, origins: Iterable[tuple[Origin, int]], now_ms: int) -> State:
     """Return the state to store: one commit later, with the numbers of the group and of its origins recorded."""
     seqno = state.seqno + 1
     own = Origin(group.committer or "", group.number, group.writer or "")

@@ -40,6 +40,17 @@ To collect garbage, maintenance writes a rollup of s bytes. It is due when the g
 So rollups for it cost at most 1/ROLLUPS of what was dropped, and at rest storage holds at most
 1.5 * live + (ROLLUPS + 3) * s + GARBAGE_MIN: the parts, the garbage, and the three rollups that there may be. While
 s is below a tenth of what is live, as it is for all but tiny collections, that is 2.2 * live + GARBAGE_MIN.
+
+## What keeping deleted data costs
+
+A store that keeps what it deletes for `keep_ms` collects garbage from a rollup that is at least as old. While garbage
+waits, maintenance writes one rollup per keep_ms / KEPT_ROLLUPS, if there is enough new garbage for one. So at rest
+storage holds, beyond what is said above,
+
+    D + L + (KEPT_ROLLUPS + 3) * s
+
+where D are the bytes that were dropped, and L the bytes of the log that was written, during the last
+keep_ms * (1 + 1 / KEPT_ROLLUPS).
 """
 
 from __future__ import annotations
@@ -71,6 +82,10 @@ GARBAGE_MIN = 64 << 10
 """Bytes of garbage that a tiny collection may keep: collecting them would cost more than they do."""
 
 
+KEPT_ROLLUPS = 8
+"""Rollups that a store keeps of the time during which deleted data stay restorable, about."""
+
+
 def written_rows_max(appended: int) -> float:
     """Return the most updates that maintenance writes for this number of appended ones, on its own account."""
     return appended * (math.log2(appended) + 2) if appended else 0.0
@@ -86,7 +101,7 @@ def worth_compacting(state: State) -> int | None:
         return None
     best, chosen = 0, None
     for batch in trace.batches():
-        asked = _asked(trace, batch.id[0])
+        asked = _request_of(trace, batch.id[0])
         if asked is not None and asked.len <= state.totals.budget_rows:
             gain = _gain(asked)
             if gain > best:
@@ -94,7 +109,7 @@ def worth_compacting(state: State) -> int | None:
     return chosen
 
 
-def _asked(trace: Spine, lo: int) -> SpineBatch | None:
+def _request_of(trace: Spine, lo: int) -> SpineBatch | None:
     """Return the request that rolling up from an insertion on would make, if it makes one."""
     return next((batch for batch in trace.roll_up_all(lo).batches() if batch.fueled), None)
 
@@ -144,12 +159,41 @@ class CollectStep(enum.Enum):
     """Write a rollup to collect it from."""
     COLLECT = "collect"
     """Collect it: there is a rollup, and no reader reads anything older."""
+    KEEP = "keep"
+    """There is a rollup to collect it from, and the store keeps deleted data for longer than that rollup exists."""
 
 
-def next_collect_step(state: State) -> CollectStep:
+def is_kept_long_enough(rollup: Rollup, now_ms: int, keep_ms: int) -> bool:
+    """Tell whether a rollup is older than the time for which deleted data are kept. One of an unknown age is not."""
+    return not keep_ms or (rollup.added_ms is not None and now_ms - rollup.added_ms >= keep_ms)
+
+
+def excess_rollups(state: State, now_ms: int, keep_ms: int) -> list[int]:
+    """List the rollups that are too close to the one before them to be worth their bytes.
+
+    Never the oldest, and never the newest: garbage collection and processes that open the collection need them.
+    """
+    if len(state.rollups) <= KEPT_ROLLUPS + 3:
+        return []
+    pause_ms = keep_ms // KEPT_ROLLUPS
+    seqnos = sorted(state.rollups)
+    held = max((seqno for seqno in seqnos if seqno <= state.seqno_since), default=None)
+    last_ms = state.rollups[seqnos[0]].added_ms or 0
+    excess: list[int] = []
+    for seqno in seqnos[1:-1]:
+        added_ms = state.rollups[seqno].added_ms or 0
+        if added_ms - last_ms < pause_ms and seqno != held:
+            excess.append(seqno)
+        else:
+            last_ms = added_ms
+    return excess
+
+
+def next_collect_step(state: State, now_ms: int = 0, keep_ms: int = 0) -> CollectStep:
     """Decide the next step about garbage.
 
-    Maintenance writes one rollup, and then waits: it writes no other while a reader holds older states.
+    Maintenance writes one rollup, and then waits: it writes no other while a reader holds older states. If the store
+    keeps deleted data for `keep_ms`, it writes a few of them during that time, and collects when they are old enough.
     """
     known = state.forgetting
     asked_ms = rewrite_time_ms(state)
@@ -160,19 +204,29 @@ def next_collect_step(state: State) -> CollectStep:
             for seqno, rollup in state.rollups.items()
             if rollup.rewritten_ms == asked_ms and (rollup.is_last or not last)
         }
-        return _step(state, useful)
+        return _step(state, useful, now_ms, keep_ms)
     limit = garbage_max(state)
     if state.totals.garbage_bytes < limit:
         return CollectStep.NOTHING
     least = state.totals.collected_bytes + limit
-    return _step(state, {seqno: each for seqno, each in state.rollups.items() if each.dropped_bytes >= least})
+    useful = {seqno: each for seqno, each in state.rollups.items() if each.dropped_bytes >= least}
+    step = _step(state, useful, now_ms, keep_ms)
+    if step is not CollectStep.KEEP:
+        return step
+    newest = state.rollups[max(state.rollups)]
+    is_paused = not is_kept_long_enough(newest, now_ms, keep_ms // KEPT_ROLLUPS)
+    has_more = state.totals.dropped_bytes - newest.dropped_bytes >= limit
+    return CollectStep.ROLL_UP if has_more and not is_paused else CollectStep.KEEP
 
 
-def _step(state: State, useful: dict[int, Rollup]) -> CollectStep:
+def _step(state: State, useful: dict[int, Rollup], now_ms: int, keep_ms: int) -> CollectStep:
     """Decide the step, given the rollups that are of use."""
     if not useful:
         return CollectStep.ROLL_UP
-    return CollectStep.COLLECT if min(useful) <= state.seqno_since else CollectStep.WAIT
+    first = min(useful)
+    if not is_kept_long_enough(useful[first], now_ms, keep_ms):
+        return CollectStep.KEEP
+    return CollectStep.COLLECT if first <= state.seqno_since else CollectStep.WAIT
 
 
 def garbage_max(state: State) -> int:

@@ -89,6 +89,8 @@ class Rollup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`Forgetting.asked_ms`, if that rewrite was done as of that state."""
     is_last: bool = False
     """Whether no rollup that the state lists holds that history: then the next garbage collection removes it."""
+    added_ms: int | None = None
+    """When it was recorded, by the clock of that process; None: by a version that kept no times."""
 
 
 class Forgetting(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -235,6 +237,14 @@ class State(Fields, frozen=True, gc=False, kw_only=True):
             yield from batch.parts
         for unsealed in self.unsealed:
             yield from unsealed.parts
+
+    def parts_with_schemas(self) -> Iterator[tuple[int | None, Part]]:
+        """Yield every part that this state refers to, with the id of its schema; some perhaps twice."""
+        for batch in self.trace.hollow_batches():
+            for run in batch.runs:
+                yield from ((run.schema, part) for part in run.parts)
+        for unsealed in self.unsealed:
+            yield from ((unsealed.schema, part) for part in unsealed.parts)
 
     def keys(self) -> Iterator[str]:
         """Yield every blob that this state refers to directly."""

@@ -20,6 +20,9 @@ Contract, checked for every adapter by `timespine.testing.conformance`:
 - An adapter on a disk may keep some space in reserve. `release_reserve` frees it, for
   a commit that gets space back; `restore_reserve` keeps it again. Neither changes a
   log. An adapter without a reserve answers False, and does nothing.
+- An adapter may have the methods of `FencingConsensus`. Then every call that changes a log fails with `StoreFenced`,
+  and changes nothing, from the moment that another process has raised the epoch.
+- An adapter may have the method of `ForgettingConsensus`, which removes a log for good.
 - An adapter may have a method `role(name)` that returns a `Role`, so that one process does
   some work for all of them (`timespine.location.machine.role`). Without it, each does its own.
 """
@@ -29,11 +32,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from timespine.errors import Contention, StoreFenced
+
 ENTRY_BYTES_MAX = 64 << 20
 """The most bytes of all entries of one compare-and-set: every adapter accepts these and no more."""
 
 WRITES_MAX = 4096
 """The most keys of one compare-and-set."""
+
+
+EPOCH = "epoch"
+"""The key of the log whose length is the epoch, where logs are no rows of a database. No collection can have it."""
+
+LOOKS_MAX = 64
+"""Looks at all logs that a reader of one moment takes, at most, where an adapter reads one log at a time."""
 
 
 class LogEntry(NamedTuple):
@@ -75,6 +87,29 @@ class ListeningConsensus(Protocol):
         ...
 
 
+@runtime_checkable
+class FencingConsensus(Protocol):
+    """What an adapter has beyond `Consensus` if it can lock out all processes that opened it before."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which this process opened the logs."""
+        ...
+
+    def fence(self) -> int:
+        """Raise the epoch, and go on in the new one; return it. Raise StoreFenced if another process was first."""
+        ...
+
+
+@runtime_checkable
+class ForgettingConsensus(Protocol):
+    """What an adapter has beyond `Consensus` if it can remove a log for good."""
+
+    def forget(self, key: str, expected: int) -> bool:
+        """Remove a log that has this head; return whether it did. The key is then as if it was never written."""
+        ...
+
+
 class Consensus(Protocol):
     """Linearizable logs, several of which can be extended at once."""
 
@@ -111,6 +146,14 @@ class Consensus(Protocol):
         ...
 
 
+def store_fenced(opened: int, found: int) -> StoreFenced:
+    """Make the error for a process that opened a store in an earlier epoch."""
+    return StoreFenced(
+        f"this process opened the store in epoch {opened}, and it is in epoch {found}: it was fenced or restored; "
+        "close it and open it again (if it is still refused, a fence was interrupted: run `timespine fence` again)"
+    )
+
+
 def read_heads(consensus: Consensus, keys: Sequence[str]) -> Mapping[str, int | None]:
     """Return the newest number of each key, None for those never written: by one call if the adapter can."""
     at_once: Callable[[Sequence[str]], Mapping[str, int | None]] | None = getattr(consensus, "heads", None)
@@ -118,3 +161,27 @@ def read_heads(consensus: Consensus, keys: Sequence[str]) -> Mapping[str, int | 
         return at_once(keys)
     newest = {key: consensus.head(key) for key in keys}
     return {key: None if entry is None else entry.seqno for key, entry in newest.items()}
+
+
+def read_heads_at_once(consensus: Consensus, keys: Sequence[str]) -> Mapping[str, int | None]:
+    """Return the newest number of each key as of one moment.
+
+    Where an adapter has no `heads`, two looks in a row that agree tell: numbers only grow, so all of them were the
+    newest ones between the two looks.
+    """
+    found = read_heads(consensus, keys)
+    if getattr(consensus, "heads", None) is not None:
+        return found
+    for _ in range(LOOKS_MAX):
+        again = read_heads(consensus, keys)
+        if again == found:
+            return found
+        found = again
+    raise Contention(f"other processes committed between {LOOKS_MAX} looks at {len(keys)} logs: try again later")
+
+
+def append_epoch(logs: Consensus, opened: int) -> int:
+    """Append to the log of epochs, for adapters that keep one; return the new epoch, or raise StoreFenced."""
+    if logs.compare_and_set([LogWrite(EPOCH, opened - 1 if opened else None, b"")]) is not None:
+        raise store_fenced(opened, opened + 1)
+    return opened + 1

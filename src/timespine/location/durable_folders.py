@@ -33,7 +33,7 @@ class DurableFolders:
         weakref.finalize(self, _close_all, self._held)
 
     def has(self, folder: int) -> bool:
-        """Whether the entry of an open folder is known to be durable."""
+        """Tell whether the entry of an open folder is known to be durable."""
         identity = _identity(folder)
         with self._lock:
             if identity not in self._held:

@@ -23,7 +23,7 @@ from timespine.location.checks import (
     check_truncate,
     check_writes,
 )
-from timespine.location.consensus import LogEntry, LogWrite, differing_heads
+from timespine.location.consensus import EPOCH, LogEntry, LogWrite, append_epoch, differing_heads, store_fenced
 from timespine.locks import Lock
 
 
@@ -108,12 +108,31 @@ class MemoryConsensus:
         self._undone: list[tuple[str, int]] = []
         """The keys under change and how many entries each had: the next call undoes an interrupted change."""
         self._closed = False
+        self._epoch = 0
 
     def share(self) -> MemoryConsensus:
         """Return another adapter for the same logs, as another opening has it."""
         other = MemoryConsensus()
         other._lock, other._logs, other._undone = self._lock, self._logs, self._undone
+        other._epoch = _epoch_of(self._logs)
         return other
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def fence(self) -> int:
+        self._epoch = append_epoch(self, self._epoch)
+        return self._epoch
+
+    def forget(self, key: str, expected: int) -> bool:
+        check_key(key)
+        with self._lock:
+            logs = self._writable()
+            if key not in logs or logs[key].head != expected:
+                return False
+            del logs[key]
+            return True
 
     def head(self, key: str) -> LogEntry | None:
         check_key(key)
@@ -131,10 +150,18 @@ class MemoryConsensus:
             stop = log.head + 1 if limit is None else min(log.head + 1, start + limit)
             return [LogEntry(seqno, log.entries[seqno - log.first]) for seqno in range(start, stop)]
 
+    def heads(self, keys: Sequence[str]) -> dict[str, int | None]:
+        """Return the newest number of each key, None for those never written, as of one moment."""
+        for key in keys:
+            check_key(key)
+        with self._lock:
+            logs = self._live()
+            return {key: logs[key].head if key in logs else None for key in keys}
+
     def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         writes = check_writes(writes)
         with self._lock:
-            logs = self._live()
+            logs = self._writable()
             heads = {write.key: logs[write.key].head if write.key in logs else None for write in writes}
             lost = differing_heads(writes, heads)
             if lost is not None:
@@ -151,7 +178,7 @@ class MemoryConsensus:
     def truncate(self, key: str, below: int) -> int:
         check_truncate(key, below)
         with self._lock:
-            log = self._live().get(key)
+            log = self._writable().get(key)
             if log is None:
                 return 0
             dropped = max(0, min(below, log.head) - log.first)
@@ -173,6 +200,13 @@ class MemoryConsensus:
         with self._lock:
             self._closed = True
 
+    def _writable(self) -> dict[str, _Log]:
+        """Return the logs to change; refuse a process of an earlier epoch."""
+        logs = self._live()
+        if (found := _epoch_of(logs)) != self._epoch:
+            raise store_fenced(self._epoch, found)
+        return logs
+
     def _live(self) -> dict[str, _Log]:
         check_open(self._closed, "consensus")
         for key, length in self._undone:
@@ -182,3 +216,7 @@ class MemoryConsensus:
                     del self._logs[key]
         self._undone[:] = []
         return self._logs
+
+
+def _epoch_of(logs: Mapping[str, _Log]) -> int:
+    return logs[EPOCH].head + 1 if EPOCH in logs else 0

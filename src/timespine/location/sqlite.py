@@ -17,7 +17,7 @@ from typing import Any
 from timespine.errors import CorruptionError, UsageError
 from timespine.location import reserve
 from timespine.location.checks import check_key, check_scan, check_text, check_truncate, check_writes
-from timespine.location.consensus import LogEntry, LogWrite, differing_heads
+from timespine.location.consensus import EPOCH, LogEntry, LogWrite, append_epoch, differing_heads, store_fenced
 from timespine.location.durable import PRIVATE_FILE, mode_of
 from timespine.location.machine.role import FileRole
 from timespine.location.machine.socket_channel import SocketChannel
@@ -30,6 +30,9 @@ WAIT_S = 10.0
 
 WAIT_S_MAX = 3600.0
 """The longest wait that a caller can set."""
+
+FORGOTTEN = "forgotten"
+"""The key of the log that counts the entries of logs that were removed: its last entry is kept, and no other."""
 
 _NEWEST = "SELECT seqno, data, checksum FROM entries WHERE key = ? ORDER BY seqno DESC LIMIT 1"
 _NEWEST_SEQNO = "SELECT seqno FROM entries WHERE key = ? ORDER BY seqno DESC LIMIT 1"
@@ -66,7 +69,56 @@ class SqliteConsensus:
         self._file = kind(os.path.realpath(os.fspath(path)), wait_s, mode)
         weakref.finalize(self, _close_unreachable, self._file)
         self._read_only = read_only
+        self._epoch = self._file.read(_epoch_of)
         self.restore_reserve()
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def fence(self) -> int:
+        self._epoch = append_epoch(self, self._epoch)
+        return self._epoch
+
+    def forget(self, key: str, expected: int) -> bool:
+        check_key(key)
+        if self._file.write(lambda connection: self._begin_forgetting(connection, key, expected)):
+            return self._file.write(lambda connection: self._forget(connection, key, expected))
+        return False
+
+    def _begin_forgetting(self, connection: sqlite3.Connection, key: str, expected: int) -> bool:
+        """Append to the log of forgotten entries, so that the mark names it and not a log that is about to go.
+
+        SUBTLE: a commit of its own. The mark is written after a commit: a process that dies in between would leave a
+        mark that names an entry which is gone (test_forget_logs.py).
+        """
+        self._check_epoch(connection)
+        if _newest_seqno(connection, key) != expected:
+            return False
+        self._append_forgotten(connection, 0, key)
+        return True
+
+    def _forget(self, connection: sqlite3.Connection, key: str, expected: int) -> bool:
+        """Remove a log. The log of forgotten entries counts what went, so that the sum of all heads stays the same."""
+        self._check_epoch(connection)
+        if _newest_seqno(connection, key) != expected:
+            return False
+        connection.execute("DELETE FROM entries WHERE key = ?", (key,))
+        self._append_forgotten(connection, expected + 1, key)
+        return True
+
+    def _append_forgotten(self, connection: sqlite3.Connection, skipped: int, key: str) -> None:
+        newest = _newest_seqno(connection, FORGOTTEN)
+        write = LogWrite(FORGOTTEN, (-1 if newest is None else newest) + skipped, key.encode())
+        row = _row(write)
+        connection.execute(_INSERT, row)
+        connection.execute(_TRUNCATE, (FORGOTTEN, write.seqno))
+        self._file.appended = AppendedEntries(1, FORGOTTEN, write.seqno, row[3])
+
+    def _check_epoch(self, connection: sqlite3.Connection) -> None:
+        """Refuse a process of an earlier epoch. Caller is in a transaction that writes."""
+        if (found := _epoch_of(connection)) != self._epoch:
+            raise store_fenced(self._epoch, found)
 
     def head(self, key: str) -> LogEntry | None:
         check_key(key)
@@ -91,10 +143,24 @@ class SqliteConsensus:
             raise CorruptionError(f"the log of {key} breaks off after entry {reached}")
         return entries
 
+    def heads(self, keys: Sequence[str]) -> dict[str, int | None]:
+        """Return the newest number of each key, None for those never written, as of one moment."""
+        for key in keys:
+            check_key(key)
+
+        def read(connection: sqlite3.Connection) -> dict[str, int | None]:
+            connection.execute("BEGIN")  # all statements see one moment
+            found = {key: _newest_seqno(connection, key) for key in keys}
+            connection.execute("COMMIT")
+            return found
+
+        return self._file.read(read)
+
     def compare_and_set(self, writes: Sequence[LogWrite]) -> Mapping[str, int | None] | None:
         writes = check_writes(writes)
 
         def write(connection: sqlite3.Connection) -> Mapping[str, int | None] | None:
+            self._check_epoch(connection)
             heads = {each.key: _newest_seqno(connection, each.key) for each in writes}
             lost = differing_heads(writes, heads)
             if lost is None:
@@ -110,6 +176,7 @@ class SqliteConsensus:
         check_truncate(key, below)
 
         def write(connection: sqlite3.Connection) -> int:
+            self._check_epoch(connection)
             newest = _newest_seqno(connection, key)
             if newest is None:
                 return 0
@@ -121,7 +188,7 @@ class SqliteConsensus:
         if not check_text(prefix, "prefix").isascii():
             prefix = "\x7f"  # keys are ASCII, and all below this
         found = self._file.read(lambda connection: connection.execute(_KEYS, (prefix, prefix + "\x7f")).fetchall())
-        return sorted(key for (key,) in found)
+        return sorted(key for (key,) in found if key != FORGOTTEN)
 
     def release_reserve(self) -> bool:
         return not self._read_only and reserve.release_reserve(self._file.path)
@@ -175,6 +242,11 @@ def _entries(key: str, rows: list[Any]) -> list[LogEntry]:
             raise CorruptionError(f"the log of {key} has a gap before entry {seqno}")
         entries.append(LogEntry(seqno, data))
     return entries
+
+
+def _epoch_of(connection: sqlite3.Connection) -> int:
+    newest = _newest_seqno(connection, EPOCH)
+    return 0 if newest is None else newest + 1
 
 
 def _newest_seqno(connection: sqlite3.Connection, key: str) -> int | None:

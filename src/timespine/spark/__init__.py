@@ -5,6 +5,7 @@ orders.snapshot(as_of=7).to_spark(spark)
 orders.append(df); orders.upsert(df); orders.delete(df)
 spark.read.format("timespine").load("data/orders")
 df.writeStream.foreachBatch(ts.spark.foreach_batch(orders, "upsert")).start()
+ts.spark.enrich(df, "index", on="id")                   # look up rows in a checkpoint of an arrangement
 ts.spark.register(store, spark)                         # SQL: orders, orders_asof(7), timespine_changes(...)
 """
 
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from timespine.client.collection import Collection
+    from timespine.spark.enrich_frame import enrich
     from timespine.spark.merge_job import merging_on
     from timespine.spark.read.sql import register
     from timespine.spark.read.to_spark import release
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from timespine.spark.stream.foreach_batch_multi import foreach_batch_together
 
 _FROM = {
+    "enrich": "enrich_frame",
     "foreach_batch": "stream.foreach_batch",
     "foreach_batch_together": "stream.foreach_batch_multi",
     "merging_on": "merge_job",
@@ -69,6 +72,7 @@ __all__ = [
     "drop_hold",
     "drop_reads",
     "drop_sink",
+    "enrich",
     "foreach_batch",
     "foreach_batch_together",
     "merging_on",

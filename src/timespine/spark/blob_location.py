@@ -32,11 +32,11 @@ class BlobLocation:
 
     def blob(self, *, read_only: bool = True) -> Blob:
         """Give the blob store, which a process opens once."""
-        return _opened(self.location, self.storage, read_only)
+        return _open_blob(self.location, self.storage, read_only)
 
     def cache(self) -> PartCache:
         """Give the part cache of this process for the store."""
-        return _cached(self.location)
+        return _cache_of(self.location)
 
     def file_of(self, key: str) -> str | None:
         """Return the path of the file of a blob, so that Spark can read it directly; None if blobs are no files."""
@@ -60,10 +60,10 @@ def _location(location: str, config: Config, storage: StorageOptions) -> BlobLoc
 
 
 @lru_cache(maxsize=64)
-def _opened(location: str, storage: StorageOptions, read_only: bool) -> Blob:
+def _open_blob(location: str, storage: StorageOptions, read_only: bool) -> Blob:
     return place_of(parse_location(location, dict(storage))).open_blob(read_only=read_only)
 
 
 @lru_cache(maxsize=8)
-def _cached(location: str) -> PartCache:
+def _cache_of(location: str) -> PartCache:
     return PartCache(CACHE_BYTES)

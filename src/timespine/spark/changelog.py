@@ -145,14 +145,14 @@ class _Log:
 
     def read(self, spark: SparkSession, schema: StructType) -> DataFrame:
         """Read the present files."""
-        return _with_file(self._told(spark.read.format(self.format).schema(schema)).load(self.path))
+        return _with_file(self._with_options(spark.read.format(self.format).schema(schema)).load(self.path))
 
     def follow(self, spark: SparkSession, schema: StructType, files: int) -> DataFrame:
         """Read the present files, then new ones."""
-        reader = self._told(spark.readStream.format(self.format).schema(schema))
+        reader = self._with_options(spark.readStream.format(self.format).schema(schema))
         return _with_file(reader.option("maxFilesPerTrigger", files).load(self.path))
 
-    def _told(self, reader: Any) -> Any:
+    def _with_options(self, reader: Any) -> Any:
         reader = reader.options(**_OPTIONS[self.format])
         return reader if self.name is None else reader.option("pathGlobFilter", self.name)
 
@@ -198,7 +198,7 @@ def _schema(spark: SparkSession, log: _Log) -> StructType:
     from pyspark.errors import PySparkException
     from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-    reader = log._told(spark.read.format(log.format))
+    reader = log._with_options(spark.read.format(log.format))
     if log.format == "csv":
         reader = reader.option("inferSchema", "true")
     try:

@@ -3,11 +3,14 @@
 PySpark sends an error of a worker to the JVM as the text of a traceback, in which the message comes last,
 after a page. It omits the traceback if SPARK_HIDE_TRACEBACK is set in the environment of the worker. This module
 sets it when one of our errors leaves the worker. The worker ends with that error, so no other loses its traceback.
+A function of `foreachBatch` of a classic session runs in the driver. There the message comes first, and a traceback
+after it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import sys
@@ -43,6 +46,33 @@ def raises_plain_errors(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **kwargs)
 
     return call
+
+
+def puts_message_first(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a function that a classic driver calls for a JVM: the text of our errors begins with their message.
+
+    Py4J sends the text of the whole traceback, and nothing turns that off. A traceback begins with the first cause of
+    an error. So this gives the error a cause: the same error, without a traceback.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TimespineError as error:
+            message = copy.copy(error)
+            message.__cause__ = message.__context__ = message.__traceback__ = None
+            _first_cause(error).__cause__ = message
+            raise
+
+    return call
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the error that a traceback begins with."""
+    while (earlier := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
+        error = earlier
+    return error
 
 
 def _is_worker() -> bool:

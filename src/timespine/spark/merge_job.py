@@ -69,7 +69,7 @@ def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROW
     def delegate(work: MergeTask, schemas: Sequence[Schema], parts: Parts) -> MergedParts | None:
         if sum(part.rows for run in work.runs for part in run.parts) < least_rows:
             return None
-        return _merged(spark, place, work, schemas, parts)
+        return _merge_by_tasks(spark, place, work, schemas, parts)
 
     engine = merge_engine_of(store)
     engine.delegate, before = delegate, engine.delegate
@@ -79,7 +79,7 @@ def merging_on(store: Store, spark: SparkSession, *, least_rows: int = LEAST_ROW
         engine.delegate = before
 
 
-def _merged(
+def _merge_by_tasks(
     spark: SparkSession, place: BlobLocation, work: MergeTask, schemas: Sequence[Schema], parts: Parts
 ) -> MergedParts | None:
     """Merge by tasks; return the parts of all ranges in order, None if the keys have no ranges to cut at."""
@@ -116,12 +116,12 @@ def ranges(work: MergeTask, schema: Schema, parts: Parts) -> list[MergeTask]:
 def over_ranges(merging: MergeRangeTask) -> Callable[[Batches], Batches]:
     """Make the function for `mapInArrow` over the numbers of ranges that gives the merged parts of each."""
 
-    def merged(numbers: Batches) -> Batches:
+    def merge_ranges(numbers: Batches) -> Batches:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 yield merge_range(merging, number)
 
-    return merged
+    return merge_ranges
 
 
 def merge_range(merging: MergeRangeTask, number: int) -> pa.RecordBatch:

@@ -243,7 +243,7 @@ class Options:
     @property
     def as_of(self) -> int | datetime.datetime | None:
         """Parse the time to read at: `asOf`, `versionAsOf` or `timestampAsOf`."""
-        return self._moment("asOf", "versionAsOf", timestamp="timestampAsOf")
+        return self._time_option("asOf", "versionAsOf", timestamp="timestampAsOf")
 
     @property
     def is_feed(self) -> bool:
@@ -258,14 +258,14 @@ class Options:
     @property
     def starting(self) -> int | datetime.datetime | None:
         """Parse the first time whose changes to read."""
-        return None if self.is_latest else self._moment("startingVersion", timestamp="startingTimestamp")
+        return None if self.is_latest else self._time_option("startingVersion", timestamp="startingTimestamp")
 
     @property
     def ending(self) -> int | datetime.datetime | None:
         """Parse the last time whose changes to read."""
-        return self._moment("endingVersion", timestamp="endingTimestamp")
+        return self._time_option("endingVersion", timestamp="endingTimestamp")
 
-    def _moment(self, *names: str, timestamp: str) -> int | datetime.datetime | None:
+    def _time_option(self, *names: str, timestamp: str) -> int | datetime.datetime | None:
         given = [name for name in (*names, timestamp) if self.text(name) is not None]
         if len(given) > 1:
             raise UsageError(f"options {' and '.join(given)} mean the same: give one of them")

@@ -79,5 +79,5 @@ def _close(store: Store) -> None:
 
 
 def collection_of(target: CollectionAddress) -> Collection:
-    """The collection that options name."""
+    """Return the collection that options name."""
     return store_of(target).collection(target.collection)

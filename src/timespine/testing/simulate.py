@@ -4,10 +4,13 @@ The seed alone decides a history. On a violation the command prints the seed and
 shrunken trace; `--seed S --histories 1 --trace` replays one history in full.
 With `--real`, rows are in Parquet, blobs are files and logs are in SQLite. With
 `--flavour streams`, histories are of writes ahead of the seal and of transactions; with
-`--flavour schemas`, schemas change between the making of rows and their commit.
+`--flavour schemas`, schemas change between the making of rows and their commit; with
+`--flavour kept`, garbage collection keeps what was deleted lately.
 With `--flavour stores`, they are of real stores: all that users run, with its threads. With
-`--flavour spines`, they are of the spines of arrangements, with naive batches. With
-`--flavour bucket`, they are of the consensus of a bucket alone.
+`--flavour arrangements`, their users also arrange collections. With
+`--flavour spines`, they are of the spines of arrangements, with naive batches or, with `--real`, real ones. With
+`--flavour bucket`, they are of the consensus of a bucket alone. With `--flavour views`, they are
+of real stores with views, which several processes create, refresh and drop.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from multiprocessing import get_context
 from timespine.testing.bucket import history as bucket_history
 from timespine.testing.bucket import scheduler as bucket_scheduler
 from timespine.testing.formats.parquet import PATHS
+from timespine.testing.refreshers import view_history
 from timespine.testing.simulator import checker
 from timespine.testing.simulator.checker import FAULT_KINDS, FLAVOURS, HistoryResult
 from timespine.testing.simulator.simulator import Faults
@@ -34,6 +38,7 @@ from timespine.testing.simulator.stream_workload import POINTS
 from timespine.testing.simulator.violation import Violation
 from timespine.testing.spines import history as spine_history
 from timespine.testing.stores import history_run
+from timespine.testing.stores.arranging_users import run_arrangement_history
 
 CHUNK = 25
 """Histories that a worker runs between two reports."""
@@ -61,7 +66,19 @@ SPINES = "spines"
 BUCKET = "bucket"
 """The flavour of histories of the consensus of a bucket alone."""
 
-OWN_FAULTS = {STORES: history_run.FAULTS, SPINES: spine_history.FAULTS, BUCKET: bucket_scheduler.FAULTS}
+ARRANGEMENTS = "arrangements"
+"""The flavour of histories of real stores whose users arrange their collections."""
+
+VIEWS = "views"
+"""The flavour of histories of views of real stores."""
+
+OWN_FAULTS = {
+    STORES: history_run.FAULTS,
+    ARRANGEMENTS: history_run.FAULTS,
+    VIEWS: history_run.FAULTS,
+    SPINES: spine_history.FAULTS,
+    BUCKET: bucket_scheduler.FAULTS,
+}
 """The faults of histories that are not of the protocols of stores, by flavour."""
 
 
@@ -73,13 +90,17 @@ def run_history(
     real: bool = False,
     flavour: str = "mixed",
 ) -> HistoryResult:
-    """Run one history: of the protocols of the core, of real stores, of spines, or of a bucket alone."""
+    """Run one history: of the protocols of the core, of real stores or their views, of spines, or of a bucket alone."""
     if flavour == BUCKET:
         return bucket_history.run_bucket_history(seed, operations, faults, tracing)
     if flavour == STORES:
         return history_run.run_store_history(seed, operations, faults, tracing)
+    if flavour == ARRANGEMENTS:
+        return run_arrangement_history(seed, operations, faults, tracing)
+    if flavour == VIEWS:
+        return view_history.run_view_history(seed, operations, faults, tracing)
     if flavour == SPINES:
-        return spine_history.run_spine_history(seed, operations, faults, tracing)
+        return spine_history.run_spine_history(seed, operations, faults, tracing, real)
     return checker.run_core_history(seed, operations, faults, tracing, real, flavour)
 
 
@@ -149,7 +170,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ops", type=int, default=60, help="operations per history (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
-    parser.add_argument("--real", action="store_true", help="with Parquet, files and SQLite")
+    parser.add_argument(
+        "--real", action="store_true", help="with Parquet, files and SQLite; spines with real batches and files"
+    )
     parser.add_argument(
         "--flavour",
         choices=sorted([*FLAVOURS, *OWN_FAULTS]),
@@ -161,8 +184,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
         parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
-    if options.real and options.flavour in OWN_FAULTS:
-        parser.error("--real is about histories of the core: stores have real rows in any case, others have none")
+    if options.real and options.flavour in OWN_FAULTS and options.flavour != SPINES:
+        parser.error("--real is about the core and spines: stores have real rows in any case, others have none")
     if options.trace:
         result = run_history(options.seed, options.ops, tracing=True, real=options.real, flavour=options.flavour)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
@@ -204,7 +227,7 @@ def _run(options: argparse.Namespace) -> int:
         "faults in all": sum(counts[kind] for kind in kinds) + counts["crashes"],
         "crashes": counts["crashes"],
         "commits": counts["commits"],
-        **({"paths": {kind: counts[kind] for kind in PATHS}} if options.real else {}),
+        **({"paths": {kind: counts[kind] for kind in PATHS}} if options.real and options.flavour != SPINES else {}),
         **(
             {"slots": counts["slots"], **{kind: counts[kind] for kind in bucket_history.REACHED[:3]}}
             if options.flavour == BUCKET
@@ -223,7 +246,7 @@ def _run(options: argparse.Namespace) -> int:
     for seed, violations in failed[:3]:
         report_failure(seed, options.ops, violations, options.real, options.flavour)
     wanted = (
-        *(PATHS if options.real and histories >= ENOUGH else ()),
+        *(PATHS if options.real and options.flavour != SPINES and histories >= ENOUGH else ()),
         *(MARKED if options.flavour == "streams" and not options.real and histories >= MANY else ()),
         *(bucket_history.REACHED if options.flavour == BUCKET and histories >= MANY else ()),
     )

@@ -177,6 +177,10 @@ def aggregate_of(call: AggregateCall | WindowCall, members: list[tuple[dict[str,
     if call.argument is None:
         return sum(count for _, count in members)
     values = [(value, count) for row, count in members if (value := value_of(call.argument, row)) is not None]
+    if call.function in ("min_by", "max_by"):
+        return _picked(call.function, [value for value, _ in values if value[1] is not None])
+    if call.function == "sum distinct":
+        return sum({value for value, _ in values}) if values else None
     if call.function == "count":
         return sum(count for _, count in values)
     if call.function == "count distinct":
@@ -188,6 +192,12 @@ def aggregate_of(call: AggregateCall | WindowCall, members: list[tuple[dict[str,
     if call.function == "avg":
         return sum(value * count for value, count in values) / sum(count for _, count in values)
     return {"min": min, "max": max}[call.function](value for value, _ in values)
+
+
+def _picked(function: str, pairs: list[tuple[Any, Any]]) -> Any:
+    """Return the value whose order is the least, or the greatest; the value itself breaks ties, nulls before others."""
+    ordered = sorted(pairs, key=lambda pair: (pair[1], pair[0] is not None, Plain(pair[0])))
+    return None if not ordered else ordered[0 if function == "min_by" else -1][0]
 
 
 def _window(plan: WindowNode, rows: Multiset) -> Multiset:
@@ -204,18 +214,40 @@ def _window(plan: WindowNode, rows: Multiset) -> Multiset:
 
 def _window_values(plan: WindowNode, call: WindowCall, members: list[Row]) -> list[Any]:
     """Return the value of a window function for each row of a partition."""
-    if call.function not in ("row_number", "rank", "dense_rank"):
+    if not call.order:
         named = [(_named(plan.child, row), 1) for row in members]
         return [aggregate_of(call, named)] * len(members)
     by_order = sorting(plan.child, call.order, ties=False)
     whole = sorting(plan.child, call.order)
     places = sorted(range(len(members)), key=lambda place: whole(members[place]))
+    if call.function not in ("row_number", "rank", "dense_rank"):
+        return _in_order(plan, call, members, places, by_order)
     values: list[Any] = [None] * len(members)
     for number, place in enumerate(places, 1):
         mine = by_order(members[place])
         before = [by_order(each) for each in members if by_order(each) < mine]
         kinds = {"row_number": number, "rank": len(before) + 1, "dense_rank": len(set(before)) + 1}
         values[place] = kinds[call.function]
+    return values
+
+
+def _in_order(
+    plan: WindowNode, call: WindowCall, members: list[Row], places: list[int], by_order: Callable[[Row], Any]
+) -> list[Any]:
+    """Return neighbours, and aggregates of the rows up to each row, or up to its peers."""
+    values: list[Any] = [None] * len(members)
+    for number, place in enumerate(places):
+        if call.function in ("lag", "lead"):
+            assert call.argument is not None
+            other = number + int(call.extra or 1) * (-1 if call.function == "lag" else 1)
+            if 0 <= other < len(places):
+                values[place] = value_of(call.argument, _named(plan.child, members[places[other]]))
+            continue
+        mine = by_order(members[place])
+        upto = places[: number + 1]
+        if not call.frame:
+            upto = [each for each in places if not mine < by_order(members[each])]
+        values[place] = aggregate_of(call, [(_named(plan.child, members[each]), 1) for each in upto])
     return values
 
 
@@ -287,6 +319,8 @@ def value_of(expression: Expression, row: Mapping[str, Any]) -> Any:
         return True if True in args else None if None in args else False
     if name == "is null":
         return args[0] is None
+    if name == "struct":
+        return tuple(args)
     if name == "coalesce":
         return next((each for each in args if each is not None), None)
     if name == "<=>":

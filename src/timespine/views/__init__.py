@@ -3,6 +3,7 @@
 plan/       the algebra, its rules for changes, typed expressions: pure
 engine/     plans evaluated in the process, by Polars
 sql/        SQL text to plans, and the reasons for what has none
+follow/     when views are refreshed, and the thread that does it
 """
 
 from __future__ import annotations
@@ -11,11 +12,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from timespine.views.follow.follow_loop import FollowedView, FollowStatus
+    from timespine.views.follow.follow_thread import Following
     from timespine.views.refresh import Refreshed
     from timespine.views.sql.reasons import Reason
-    from timespine.views.view import Verified, View, ViewStatus
+    from timespine.views.sql.run_statement import StatementResult
+    from timespine.views.status import InputStatus, RefreshPoint, StoredSize, ViewStatus
+    from timespine.views.view import Rebuilt, Verified, View
 
-_FROM = {"Reason": "sql.reasons", "Refreshed": "refresh", "Verified": "view", "View": "view", "ViewStatus": "view"}
+_FROM = {
+    "FollowStatus": "follow.follow_loop",
+    "FollowedView": "follow.follow_loop",
+    "Following": "follow.follow_thread",
+    "Reason": "sql.reasons",
+    "Refreshed": "refresh",
+    "Verified": "view",
+    "InputStatus": "status",
+    "Rebuilt": "view",
+    "RefreshPoint": "status",
+    "StatementResult": "sql.run_statement",
+    "StoredSize": "status",
+    "View": "view",
+    "ViewStatus": "status",
+}
 """The module of each public name."""
 
 
@@ -25,4 +44,18 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"timespine.views.{_FROM[name]}"), name)
 
 
-__all__ = ["Reason", "Refreshed", "Verified", "View", "ViewStatus"]
+__all__ = [
+    "FollowStatus",
+    "FollowedView",
+    "Following",
+    "InputStatus",
+    "Reason",
+    "Rebuilt",
+    "RefreshPoint",
+    "Refreshed",
+    "StatementResult",
+    "StoredSize",
+    "Verified",
+    "View",
+    "ViewStatus",
+]

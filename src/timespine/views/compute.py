@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 
@@ -17,26 +20,39 @@ from timespine.client.engine_interface import (
     open_snapshot,
     restrict_to_keys,
 )
-from timespine.columnar.schema.schema import DIFF, Schema, define
+from timespine.columnar.schema.schema import DIFF, TIME, Schema, define
 from timespine.columnar.schema.types import stored_type
 from timespine.errors import UsageError
-from timespine.views.definition import INCREMENTAL, SPARK, ViewDefinition, arrow_schema, current_names, digest_of
+from timespine.views.definition import (
+    INCREMENTAL,
+    SPARK,
+    Input,
+    ViewDefinition,
+    arrow_schema,
+    current_names,
+    digest_of,
+    dropped_input,
+    with_present_types,
+)
 from timespine.views.engine.accumulators import COUNT, Grouping
 from timespine.views.engine.evaluate import Evaluator, consolidate
 from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
 from timespine.views.engine.store_source import InputReader, StoreSource, stage_names
+from timespine.views.engine.touched_rows import TouchedInputs
 from timespine.views.plan.algebra import Aggregate, InputScan, Plan, nodes_of
 from timespine.views.plan.delta import NEW
 from timespine.views.plan.expressions import PlanColumn
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import Query, parse_query
+from timespine.views.sql.spark_types import SparkTypes
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """The plan of a definition."""
 
-    query: Query
+    query: Query | None
+    """The text; None if the view is a function of DataFrames."""
     plan: Plan | None
     """The plan; None if Spark computes the view."""
     named: list[tuple[str, PlanColumn]]
@@ -52,9 +68,9 @@ class Compiled:
 class ViewDelta:
     """What a refresh changes."""
 
-    view: pl.DataFrame
-    """Rows of the view that come and go, under their names, with counts."""
-    stages: list[pl.DataFrame] = field(default_factory=list)
+    view: Any
+    """Rows of the view that come and go, under their names, with counts: a frame, or `on_spark.LargeRows`."""
+    stages: list[Any] = field(default_factory=list)
     """Rows of each stage that come and go."""
     fetched: int = 0
     """The number of rows that were read."""
@@ -62,21 +78,79 @@ class ViewDelta:
     """The number of groups that changed."""
 
 
+COMPILED_MAX = 256
+"""Definitions whose plans a process remembers."""
+
+
+@functools.lru_cache(COMPILED_MAX)
 def compile_definition(definition: ViewDefinition) -> Compiled:
-    """Parse a stored definition again; raise a UsageError if its stages belong to another plan."""
+    """Parse a stored definition, once; raise a UsageError if its stages belong to another plan."""
+    if not definition.sql:
+        return Compiled(None, None, [])
     query = parse_query(definition.sql)
     if definition.mode == SPARK:
         return Compiled(query, None, [])
+    plan, named = _plan(definition)
+    if definition.mode == INCREMENTAL and digest_of(plan) != definition.digest:
+        raise UsageError(
+            "the stages of this view were made by another version, for another plan: view.rebuild() makes new ones"
+        )
+    return Compiled(query, plan, named)
+
+
+def newest_schema(handle: CollectionHandle) -> Schema:
+    """Read the newest schema of a collection."""
+    return handle.schema(handle.state())[1]
+
+
+def compile_present(
+    definition: ViewDefinition,
+    handles: dict[str, CollectionHandle],
+    schema_of: Callable[[CollectionHandle], Schema] = newest_schema,
+) -> tuple[ViewDefinition, Compiled]:
+    """Compile a definition over the types that its inputs have now.
+
+    Raise a UsageError that names the columns if other types of the result, or of stages, follow from theirs.
+    """
+    compiled = compile_definition(definition)
+    if compiled.plan is None:
+        return definition, compiled
+    used = used_columns(compiled.plan)
+    inputs, widened = [], []
+    for each in definition.inputs:
+        handle = handles[each.name]
+        now = with_present_types(each, schema_of(handle))
+        inputs.append(now)
+        pairs = zip(each.columns, now.columns, strict=True)
+        widened += [
+            f"{old.name} of {each.name} (was {old.type}, is {new.type})"
+            for old, new in pairs
+            if old.type != new.type and old.name in used.get(each.name, ())
+        ]
+    if not widened:
+        return definition, compiled
+    new_plan, named = _plan(msgspec.structs.replace(definition, inputs=tuple(inputs)))
+    present = Compiled(compiled.query, new_plan, named)
+    if _types_of(present) != _types_of(compiled):
+        raise UsageError(
+            f"the types of the view follow from columns that were widened: {', '.join(widened)}; it stays as it is, "
+            "until view.rebuild()"
+        )
+    return msgspec.structs.replace(definition, inputs=tuple(inputs), digest=digest_of(new_plan)), present
+
+
+def _types_of(compiled: Compiled) -> list[Any]:
+    """Return the types of the result and of the stages."""
+    stages = [stage_schema(node).arrow for node in compiled.aggregates]
+    return [*((name, column.type) for name, column in compiled.named), *stages]
+
+
+def _plan(definition: ViewDefinition) -> tuple[Plan, list[tuple[str, PlanColumn]]]:
     inputs = {
         each.name: arrow_schema(each, {column.name: stored_type(column.type) for column in each.columns})
         for each in definition.inputs
     }
-    plan, named = plan_of(query, inputs)
-    if definition.mode == INCREMENTAL and digest_of(plan) != definition.digest:
-        raise UsageError(
-            "the stages of this view were made by another version, for another plan: drop the view and create it again"
-        )
-    return Compiled(query, plan, named)
+    return plan_of(parse_query(definition.sql), inputs, SparkTypes(definition.types))
 
 
 def used_columns(plan: Plan) -> dict[str, set[str]]:
@@ -94,9 +168,29 @@ def input_handles(store: Store, definition: ViewDefinition) -> dict[str, Collect
     handles = {}
     for each in definition.inputs:
         if each.id not in names:
-            raise UsageError(f"{each.name}, which the view reads, was dropped: drop the view too")
+            raise dropped_input(each.name)
         handles[each.name] = handle_of(store.collection(names[each.id]))
     return handles
+
+
+def _named_columns(
+    definition: ViewDefinition, compiled: Compiled, handles: dict[str, CollectionHandle]
+) -> Iterator[tuple[Input, CollectionHandle, dict[str, str]]]:
+    """Give each input, its handle, and the present names of the columns that the plan reads."""
+    assert compiled.plan is not None
+    used = used_columns(compiled.plan)
+    for each in definition.inputs:
+        handle = handles[each.name]
+        _, schema = handle.schema(handle.known())
+        yield each, handle, current_names(each, schema, used.get(each.name, set()))
+
+
+def expect_columns(
+    touched: TouchedInputs, definition: ViewDefinition, compiled: Compiled, handles: dict[str, CollectionHandle]
+) -> None:
+    """Note what a view will read, before the first view of a refresh reads."""
+    for _, handle, names in _named_columns(definition, compiled, handles):
+        touched.expect(handle, names.values())
 
 
 def source_of(
@@ -106,15 +200,14 @@ def source_of(
     before: int | None,
     after: int,
     stages: list[CollectionHandle],
+    touched: TouchedInputs | None = None,
 ) -> StoreSource:
-    """Return the source of rows for a refresh from one time to another."""
-    assert compiled.plan is not None
-    used = used_columns(compiled.plan)
+    """Return the source of rows for a refresh from one time to another; `touched` is shared by the views of one."""
     readers = {}
-    for each in definition.inputs:
-        handle = handles[each.name]
-        _, schema = handle.schema(handle.state())
-        readers[each.name] = InputReader(handle, current_names(each, schema, used.get(each.name, set())), before, after)
+    for each, handle, names in _named_columns(definition, compiled, handles):
+        readers[each.name] = InputReader(handle, names, before, after)
+        if touched is not None and before is not None and names:
+            readers[each.name].touched = touched.of(handle, before, after)
     source = StoreSource(readers)
     if before is not None:
         source.stages = {node: (handle, before) for node, handle in zip(compiled.aggregates, stages, strict=False)}
@@ -133,7 +226,7 @@ def compute_changes(compiled: Compiled, source: StoreSource) -> ViewDelta:
     for node in compiled.aggregates:
         grouping = Grouping(node)
         old, new = evaluator.groups.get(node, (None, None))
-        stages.append(_stage_changes(grouping, old, new))
+        stages.append(stage_changes(grouping, old, new))
         touched += 0 if new is None else len(new)
     return ViewDelta(_named(compiled, changed), stages, source.fetched, touched)
 
@@ -149,7 +242,7 @@ def compute_whole(compiled: Compiled, source: StoreSource) -> ViewDelta:
                 evaluator.rows(node, NEW)
     except pl.exceptions.PolarsError as error:
         raise Declined(str(error).splitlines()[0]) from error
-    stages = [_stage_changes(Grouping(node), None, evaluator.groups[node][1]) for node in compiled.aggregates]
+    stages = [stage_changes(Grouping(node), None, evaluator.groups[node][1]) for node in compiled.aggregates]
     return ViewDelta(_named(compiled, rows), stages, source.fetched)
 
 
@@ -159,7 +252,7 @@ def _named(compiled: Compiled, rows: pl.DataFrame) -> pl.DataFrame:
     return consolidate(rows.select([*made, pl.col(WEIGHT)]))
 
 
-def _stage_changes(grouping: Grouping, old: pl.DataFrame | None, new: pl.DataFrame | None) -> pl.DataFrame:
+def stage_changes(grouping: Grouping, old: pl.DataFrame | None, new: pl.DataFrame | None) -> pl.DataFrame:
     """Return the rows of a stage that come and go."""
     names = dict(zip(grouping.names, stage_names(grouping), strict=True))
     parts = [
@@ -185,9 +278,10 @@ def stored_rows(handle: CollectionHandle, time: int, keys: pl.DataFrame | None =
 
 
 def update_rows(rows: pl.DataFrame, schema: Schema) -> pa.Table:
-    """Return rows with counts as updates of a collection."""
+    """Return rows with counts as updates of a collection; they may have times of their own."""
     table = rows.rename({WEIGHT: DIFF}).to_arrow()
-    wanted = pa.schema([*(schema.arrow.field(name) for name in schema.names), pa.field(DIFF, pa.int64())])
+    times = [pa.field(name, pa.int64()) for name in (TIME, DIFF) if name in table.column_names]
+    wanted = pa.schema([*(schema.arrow.field(name) for name in schema.names), *times])
     return table.select(wanted.names).cast(wanted)
 
 
@@ -204,7 +298,12 @@ def check_unique(name: str, key: tuple[str, ...], before: pl.DataFrame, changed:
     after = consolidate(pl.concat([before, changed.select(before.columns)]))
     several = after.group_by(key).agg(pl.col(WEIGHT).sum()).filter(pl.col(WEIGHT) > 1)
     if len(several):
-        raise UsageError(
-            f"the key {', '.join(key)} of view {name} does not identify its rows: {len(several)} keys have several; "
-            "give another key, or none"
-        )
+        raise repeated_key(name, key, len(several))
+
+
+def repeated_key(name: str, key: tuple[str, ...], several: int) -> UsageError:
+    """Make the error for a key that does not identify rows."""
+    return UsageError(
+        f"the key {', '.join(key)} of view {name} does not identify its rows: {several} keys have several; "
+        "give another key, or none"
+    )

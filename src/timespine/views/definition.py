@@ -14,7 +14,11 @@ from timespine.views.plan.algebra import Plan
 VERSION = 1
 """The version of definitions that this code writes, and the newest that it reads."""
 
-POLICIES = ("auto", "incremental", "full")
+STAGES_VERSION = 2
+"""The version of what stages keep: those of another one are made again by a rebuild."""
+
+POLICIES = ("auto", "incremental", "incremental_strict", "full")
+TIMES = ("refresh", "every")
 INCREMENTAL, PROCESS, SPARK = "incremental", "process", "spark"
 """How a view is refreshed: by changes; recomputed in the process; recomputed on Spark."""
 
@@ -50,7 +54,7 @@ class ViewDefinition(msgspec.Struct, frozen=True, tag=False):
     mode: str
     """How it is refreshed: incremental, process or spark."""
     times: str
-    """refresh: one time for each refresh."""
+    """refresh: one time for each refresh; every: all times of changes, so that the view is exact at each."""
     token: str
     """The token of its holds on the inputs."""
     stages: tuple[str, ...] = ()
@@ -59,6 +63,8 @@ class ViewDefinition(msgspec.Struct, frozen=True, tag=False):
     """The digest of the plan that the stages belong to."""
     reasons: tuple[str, ...] = ()
     """Why it is not incremental."""
+    types: tuple[tuple[str, str], ...] = ()
+    """The types that Spark gives to expressions that only it computes, by their texts."""
 
     def encode(self) -> bytes:
         """Encode the definition for the registry."""
@@ -88,12 +94,35 @@ class _Versioned(msgspec.Struct):
 
 def digest_of(plan: Plan) -> str:
     """Return a digest of a plan: stages belong to the plan that they were made for."""
-    return hashlib.sha256(repr(plan).encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{STAGES_VERSION} {plan!r}".encode()).hexdigest()[:32]
 
 
 def bound_input(name: str, id: str, schema: Schema) -> Input:
     """Bind the columns of an input by their ids."""
     return Input(name, id, tuple(InputColumn(each.name, each.id, each.type) for each in schema.fields))
+
+
+def rebound_input(known: Input, schema: Schema) -> Input:
+    """Bind an input again: columns that are still there keep the names that the text has for them, with their types."""
+    kept = [
+        InputColumn(each.name, each.id, schema.by_id(each.id).type) for each in known.columns if schema.has_id(each.id)
+    ]
+    taken = {each.name.lower() for each in kept}
+    ids = {each.id for each in kept}
+    new = [each for each in schema.fields if each.id not in ids and each.name.lower() not in taken]
+    return Input(known.name, known.id, (*kept, *(InputColumn(each.name, each.id, each.type) for each in new)))
+
+
+def with_present_types(known: Input, schema: Schema) -> Input:
+    """Return an input with the types that its columns have now."""
+    return Input(
+        known.name,
+        known.id,
+        tuple(
+            InputColumn(each.name, each.id, schema.by_id(each.id).type) if schema.has_id(each.id) else each
+            for each in known.columns
+        ),
+    )
 
 
 def arrow_schema(bound: Input, types: dict[str, pa.DataType]) -> pa.Schema:
@@ -111,12 +140,20 @@ def current_names(bound: Input, schema: Schema, used: set[str]) -> dict[str, str
         if each.name not in used:
             continue
         if not schema.has_id(each.id):
-            raise UsageError(f"column {each.name} of {bound.name} was dropped, and the view reads it: drop the view")
+            raise UsageError(
+                f"column {each.name} of {bound.name} was dropped, and the view reads it: it stays as it is; write it "
+                "without, store.view(name, sql=..., replace=True), or add a column of that name and view.rebuild()"
+            )
         field = schema.by_id(each.id)
         if field.type != each.type:
             raise UsageError(
                 f"column {each.name} of {bound.name} is {field.type} now, and was {each.type} when the view was made: "
-                "drop the view and create it again"
+                "view.rebuild() gives the view its new types"
             )
         names[each.name] = field.name
     return names
+
+
+def dropped_input(name: str) -> UsageError:
+    """Make the error for an input that was dropped by force."""
+    return UsageError(f"{name}, which the view reads, was dropped: drop the view too")

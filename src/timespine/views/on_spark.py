@@ -1,81 +1,254 @@
-"""Whole queries on Spark: the text of the user, over the inputs as of one time."""
+"""Views computed on Spark: changes from changes, first builds, and whole queries that are compared with what is stored.
+
+Results of few rows come to the driver, and are committed as those of the process are. Those of many are written by
+tasks, as runs that the same commit refers to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.engine_interface import CollectionHandle, ReadOptions, fresh_id, open_snapshot
+from timespine.client.engine_interface import (
+    AppendTime,
+    CollectionHandle,
+    ReadOptions,
+    Transaction,
+    open_snapshot,
+)
+from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import UsageError
+from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import to_spark
 from timespine.spark.type_mapping import arrow_columns
+from timespine.spark.write import run_tasks
+from timespine.views.compute import Compiled, ViewDelta, stage_changes
+from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import consolidate
 from timespine.views.engine.lowering import WEIGHT, to_memory
-from timespine.views.sql.parse import Query
+from timespine.views.engine.store_source import StoreSource, stage_names
+from timespine.views.plan.delta import NEW
+from timespine.views.spark_engine.evaluate import SparkEvaluator
+from timespine.views.spark_engine.frames import SparkRows, columns, consolidate_frame, negated, union_frames
+from timespine.views.spark_engine.query_text import with_tables
+from timespine.views.spark_engine.scalar_text import spark_type
+from timespine.views.spark_engine.source import SparkSource
+
+Inputs = Mapping[str, tuple[CollectionHandle, Mapping[str, str]]]
+"""The inputs of a view by their names in the text, with the present names of their columns."""
 
 
-def session_of(given: Any) -> Any:
-    """Return the session to compute on; raise a UsageError if there is none."""
-    if given is not None:
-        return given
+@dataclass(frozen=True, slots=True)
+class LargeRows:
+    """Rows with counts that stay on Spark: tasks write them."""
+
+    frame: Any
+    """The rows under the names of the collection, cached."""
+    count: int
+    """The number of rows."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def collect(self) -> pl.DataFrame:
+        """Bring all rows to the driver."""
+        return to_memory(pl.DataFrame(pl.from_arrow(self.frame.toArrow())))
+
+
+@contextlib.contextmanager
+def spark_errors(what: str) -> Iterator[None]:
+    """Turn an error of Spark into one that says what was not done."""
+    from pyspark.errors import PySparkException
+
     try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise UsageError(
-            "Spark has to compute this view, and is not installed: pip install 'timespine[spark]'"
-        ) from None
-    active = SparkSession.getActiveSession()
-    if active is None:
-        raise UsageError("Spark has to compute this view: give a session, spark=...")
-    return active
+        yield
+    except PySparkException as error:
+        lines = [each for each in str(error).splitlines() if each.strip()]
+        raise UsageError(f"{what}: Spark says: {lines[0] if lines else type(error).__name__}") from error
 
 
-def _frame(
-    query: Query, inputs: Mapping[str, tuple[CollectionHandle, Mapping[str, str]]], time: int, spark: Any
-) -> Any:
-    """Return the DataFrame of a query over inputs as of a time; `inputs` has the present names of their columns."""
-    from sqlglot import exp
+# Changes from changes, and whole plans.
 
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    spark.conf.set("spark.sql.ansi.enabled", "true")
-    names = {}
-    for name, (handle, columns) in inputs.items():
-        with open_snapshot(handle, time, ReadOptions(list(columns.values()))) as rows:
+
+@dataclass(slots=True)
+class SparkRefresh:
+    """The computation of one view on Spark; what it caches lives until it is closed."""
+
+    spark: Any
+    compiled: Compiled
+    source: SparkSource
+    evaluator: SparkEvaluator
+
+    @staticmethod
+    def begin(
+        spark: Any, compiled: Compiled, source: StoreSource, pending: dict[str, Any], stack: contextlib.ExitStack
+    ) -> SparkRefresh:
+        """Begin a computation that the stack ends."""
+        made = SparkSource(spark, source, pending)
+        evaluator = SparkEvaluator(made)
+        stack.callback(evaluator.close)
+        return SparkRefresh(spark, compiled, made, evaluator)
+
+    def changes(self) -> ViewDelta:
+        """Compute what changed from what changed below."""
+        assert self.compiled.plan is not None
+        changed = self.evaluator.changes(self.compiled.plan)
+        if changed.local is not None:
+            made = [pl.col(column.name).alias(name) for name, column in self.compiled.named]
+            view: Any = consolidate(changed.local.select([*made, pl.col(WEIGHT)]))
+        else:
+            view = self._settle(self._select(changed.frame), [name for name, _ in self.compiled.named])
+        stages: list[Any] = []
+        touched = 0
+        for node in self.compiled.aggregates:
+            old, new = self.evaluator.groups.get(node, (None, None))
+            stages.append(self._stage(Grouping(node), old, new))
+            touched += len(stages[-1])
+        return ViewDelta(view, stages, self.source.store.fetched, touched)
+
+    def _stage(self, grouping: Grouping, old: SparkRows | None, new: SparkRows | None) -> Any:
+        """Return the rows of a stage that come and go."""
+        there = [(rows, weight) for rows, weight in ((new, 1), (old, -1)) if rows is not None]
+        if all(rows.local is not None for rows, _ in there):
+            return stage_changes(
+                grouping, old.local if old is not None else None, new.local if new is not None else None
+            )
+        return self._settle(
+            union_frames([_staged(grouping, rows.frame, n) for rows, n in there]), stage_names(grouping)
+        )
+
+    def whole(self, stored: Sequence[CollectionHandle] = (), before: int | None = None) -> ViewDelta:
+        """Compute the view and its stages whole; minus what is stored, if a time is given that it is stored as of."""
+        assert self.compiled.plan is not None
+        frame = self._select(self.evaluator.rows(self.compiled.plan, NEW))
+        for node in self.compiled.aggregates:
+            if node not in self.evaluator.groups:
+                self.evaluator.rows(node, NEW)
+        frames = [(frame, [name for name, _ in self.compiled.named])]
+        for node in self.compiled.aggregates:
+            grouping = Grouping(node)
+            frames.append((_staged(grouping, self.evaluator.groups[node][1].frame, 1), stage_names(grouping)))
+        made: list[Any] = []
+        for place, (each, names) in enumerate(frames):
+            if before is not None:
+                if place >= len(stored):
+                    break
+                each = union_frames([each, negated(stored_frame(self.spark, stored[place], before, names), names)])
+            made.append(self._settle(each, names))
+        return ViewDelta(made[0], made[1:], self.source.store.fetched)
+
+    def _select(self, frame: Any) -> Any:
+        made = [f"{quoted(column.name)} AS {quoted(name)}" for name, column in self.compiled.named]
+        return frame.selectExpr(*made, quoted(WEIGHT))
+
+    def _settle(self, frame: Any, names: Sequence[str]) -> Any:
+        return settled(consolidate_frame(frame, names), self.evaluator.keep)
+
+
+def settled(frame: Any, keep: Callable[[Any], Any]) -> pl.DataFrame | LargeRows:
+    """Run the job of a result: few rows come to the driver, many stay cached."""
+    kept = keep(frame)
+    table = kept.limit(run_tasks.SMALL_ROWS + 1).toArrow()
+    if table.num_rows <= run_tasks.SMALL_ROWS:
+        return to_memory(pl.DataFrame(pl.from_arrow(table)))
+    return LargeRows(kept, kept.count())
+
+
+def _staged(grouping: Grouping, groups: Any, weight: int) -> Any:
+    renamed = zip(grouping.names, stage_names(grouping), strict=True)
+    return groups.selectExpr(
+        *(f"{quoted(one)} AS {quoted(two)}" for one, two in renamed), f"{weight}L AS {quoted(WEIGHT)}"
+    )
+
+
+def stored_frame(spark: Any, handle: CollectionHandle, time: int, names: Sequence[str]) -> Any:
+    """Read what is stored of a view or a stage as a DataFrame with counts."""
+    with open_snapshot(handle, time, ReadOptions(list(names))) as rows:
+        frame = to_spark(rows, spark)
+    return frame.selectExpr(*map(quoted, names), f"1L AS {quoted(WEIGHT)}")
+
+
+# Whole queries, as the user wrote them.
+
+
+def input_frames(inputs: Inputs, time: int, spark: Any) -> dict[str, Any]:
+    """Read inputs as of a time as DataFrames, with the columns under the names of the text."""
+    frames = {}
+    for name, (handle, named) in inputs.items():
+        with open_snapshot(handle, time, ReadOptions(list(named.values()))) as rows:
             frame = to_spark(rows, spark)
-        for written, present in columns.items():
-            if written != present:
-                frame = frame.withColumnRenamed(present, written)
-        names[name] = f"view_{fresh_id('')[:16]}"
-        frame.createOrReplaceTempView(names[name])
-    tree = query.tree.copy()
-    for table in tree.find_all(exp.Table):
-        written = ".".join(part.name for part in table.parts)
-        found = next((each for each in names if each.lower() == written.lower()), None)
-        if found is not None:
-            alias = table.alias or table.name
-            table.replace(exp.to_table(names[found], alias=exp.to_identifier(alias, quoted=True)))
-    return spark.sql(tree.sql("spark"))
+        frames[name] = frame.selectExpr(
+            *(f"{quoted(present)} AS {quoted(written)}" for written, present in named.items())
+        )
+    return frames
 
 
-def spark_schema(
-    query: Query, inputs: Mapping[str, tuple[CollectionHandle, Mapping[str, str]]], time: int, spark: Any
-) -> pa.Schema:
+def query_frame(query: Any, inputs: Inputs, time: int, spark: Any, function: Callable[[Any], Any] | None = None) -> Any:
+    """Return the DataFrame of a query, or of a function of DataFrames, over inputs as of a time."""
+    frames = input_frames(inputs, time, spark)
+    if function is not None:
+        made = function(frames)
+        if not hasattr(made, "selectExpr"):
+            raise UsageError(f"the function of a view returns a DataFrame, not {type(made).__name__}")
+        return made
+    return with_tables(query, frames, spark)
+
+
+def query_schema(frame: Any) -> pa.Schema:
     """Return the columns of a query, with the types that Spark gives them."""
-    found: pa.Schema = arrow_columns(_frame(query, inputs, time, spark).schema)
+    found: pa.Schema = arrow_columns(frame.schema)
     return found
 
 
-def spark_rows(
-    query: Query,
-    inputs: Mapping[str, tuple[CollectionHandle, Mapping[str, str]]],
+def query_delta(
+    frame: Any, schema: pa.Schema, stored: tuple[CollectionHandle, int] | None, stack: contextlib.ExitStack
+) -> ViewDelta:
+    """Compute a whole query, minus what is stored."""
+    spark = frame.sparkSession
+    made = frame.selectExpr(
+        *(f"CAST({quoted(each.name)} AS {spark_type(each.type)}) AS {quoted(each.name)}" for each in schema),
+        f"1L AS {quoted(WEIGHT)}",
+    )
+    if stored is not None:
+        handle, time = stored
+        made = union_frames([made, negated(stored_frame(spark, handle, time, schema.names), schema.names)])
+    kept: list[Any] = []
+
+    def keep(each: Any) -> Any:
+        kept.append(each.persist())
+        return kept[-1]
+
+    stack.callback(lambda: [each.unpersist() for each in kept])
+    return ViewDelta(settled(consolidate_frame(made, schema.names), keep))
+
+
+# Committing many rows.
+
+
+def append_large(
+    transaction: Transaction,
+    handle: CollectionHandle,
+    schema: Schema,
+    rows: LargeRows,
     time: int,
-    spark: Any,
-    schema: pa.Schema,
-) -> pl.DataFrame:
-    """Compute a query on Spark; return its rows with their counts."""
-    table = _frame(query, inputs, time, spark).toArrow().cast(schema)
-    frame = to_memory(pl.DataFrame(pl.from_arrow(table)))
-    return consolidate(frame.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT)))
+    stack: contextlib.ExitStack,
+) -> None:
+    """Let tasks write rows as runs at a time; add the steps that commit them."""
+    made = [f"CAST({quoted(name)} AS {spark_type(schema.types[name])}) AS {quoted(name)}" for name in schema.names]
+    frame = rows.frame.selectExpr(*made, f"{quoted(WEIGHT)} AS {quoted(DIFF)}")
+    when = AppendTime((time,), False, time + 1)
+    for step in run_tasks.append_by_tasks(handle, frame, when, stack):
+        transaction.add(step)
+
+
+def repeated_keys(rows: LargeRows, before: Any | None, key: Sequence[str]) -> int:
+    """Count the keys that have several rows after a change; `before` has what is stored."""
+    whole = columns(rows.frame, [*key, WEIGHT])
+    if before is not None:
+        whole = union_frames([whole, columns(before, [*key, WEIGHT])])
+    return int(consolidate_frame(whole, key).where(f"{quoted(WEIGHT)} > 1").count())

@@ -7,6 +7,8 @@ first. The next call that creates or drops a view finds what is left of dropped 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -20,21 +22,25 @@ from timespine.client.engine_interface import (
     catalog_entries,
     drop_owned,
     handle_of,
+    open_entry,
+    view_hold_name,
 )
 from timespine.columnar.schema.schema import DIFF, define
 from timespine.core.transitions import ReleaseHold
-from timespine.errors import CollectionExists, UnknownCollection, UsageError
+from timespine.errors import CollectionExists, UnknownCollection, UpperMismatch, UsageError
+from timespine.model.frontier import Frontier
 from timespine.views.definition import ViewDefinition, decode_definition
 
 NAME = "timespine.views"
 """The name of the collection that has the definitions."""
 
+STAGES = "timespine.stage."
+"""How the names of stages begin."""
+
+ATTEMPTS = 16
+"""Times that definitions are retracted, because other processes write to the registry. The next call does the rest."""
+
 _SCHEMA = define({"view": "string"}, {"definition": "binary"})
-
-
-def hold_name(view: str) -> str:
-    """Return the name of the holds of a view on its inputs."""
-    return f"view-{view}"[:64]
 
 
 def registry_of(store: Store) -> Collection:
@@ -53,15 +59,37 @@ def add_definition(transaction: Transaction, store: Store, view: str, definition
 
 def definitions(store: Store) -> dict[str, ViewDefinition]:
     """Read the definitions of all views, by the ids of their collections."""
-    if NAME not in catalog_entries(store):
+    return definitions_in(store, catalog_entries(store))
+
+
+def definitions_in(store: Store, entries: Mapping[str, CatalogEntry]) -> dict[str, ViewDefinition]:
+    """Read the definitions of all views of a catalog. They are decoded again only when the registry has changed."""
+    entry = entries.get(NAME)
+    if entry is None:
         return {}
-    rows = store.collection(NAME).snapshot().to_pylist()
-    return {row["view"]: decode_definition(row["definition"]) for row in rows}
+    handle = open_entry(store, NAME, entry)
+    upper = handle.state().upper
+    known = _decoded.get(store)
+    if known is not None and known[:2] == (entry.id, upper):
+        return dict(known[2])
+    rows = Collection(handle, store).snapshot()
+    found = {row["view"]: decode_definition(row["definition"]) for row in rows.to_pylist()}
+    if rows.upper == upper:
+        _decoded[store] = entry.id, upper, found
+    return dict(found)
+
+
+_decoded: WeakKeyDictionary[Store, tuple[str, Frontier, dict[str, ViewDefinition]]] = WeakKeyDictionary()
+"""By store: the registry, its upper, and the definitions before it."""
 
 
 def view_entry(store: Store, name: str) -> CatalogEntry:
     """Return the catalog entry of a view; raise an error if the name is that of no view."""
-    entries = catalog_entries(store)
+    return view_among(catalog_entries(store), name)
+
+
+def view_among(entries: Mapping[str, CatalogEntry], name: str) -> CatalogEntry:
+    """Return the entry of a view in a catalog; raise an error if the name is that of no view."""
     entry = entries.get(name)
     if entry is None:
         there = ", ".join(sorted(each for each, found in entries.items() if found.role == "view")) or "none"
@@ -99,13 +127,48 @@ def remove_leftovers(store: Store) -> None:
     for view, definition in gone.items():
         _release(store, view, definition, there)
     if gone:
-        rows = [{"view": view, "definition": known[view].encode(), DIFF: -1} for view in gone]
-        with begin_refresh(store) as transaction:
-            # SUBTLE: another process may do the same at this time. The retraction counts once, as the commit relies on
-            # the rows that were read (test_views.py).
-            seen = transaction.snapshot(NAME)
-            left = {row["view"] for row in seen.to_pylist()}
-            transaction.append(NAME, [row for row in rows if row["view"] in left] or pa.table(rows_schema()))
+        _retract(store, gone)
+    _remove_unused_stages(store)
+
+
+def _retract(store: Store, gone: dict[str, ViewDefinition]) -> None:
+    """Remove the definitions of dropped views. Another process may do the same at this time: it counts once."""
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(UpperMismatch):
+            with begin_refresh(store) as transaction:
+                # SUBTLE: the commit relies on the rows that were read, so that no definition is retracted twice
+                # (test_views.py).
+                # What is retracted is what is stored: another version may encode the same definition differently.
+                rows = [{**row, DIFF: -1} for row in transaction.snapshot(NAME).to_pylist() if row["view"] in gone]
+                transaction.append(NAME, rows or pa.table(rows_schema()))
+            return
+
+
+def _remove_unused_stages(store: Store) -> None:
+    """Drop stages that a rebuild has put others in the place of.
+
+    SUBTLE: the catalog is read before the definitions. A rebuild commits both at once, so that stages which are seen
+    and not in the definition are old ones (test_rebuild.py).
+    """
+    entries = catalog_entries(store)
+    known = definitions(store)
+    for name, entry in entries.items():
+        owner = known.get(entry.owner) if entry.role == "stage" and name.startswith(STAGES) else None
+        if owner is not None and entry.id not in owner.stages:
+            drop_owned(store, name, force=True)
+
+
+def replace_definition(transaction: Transaction, view: str, old: ViewDefinition, new: ViewDefinition) -> bool:
+    """Put a new definition in the place of an old one, in a transaction; return False if that is no longer there."""
+    rows = {row["view"]: row["definition"] for row in transaction.snapshot(NAME).to_pylist()}
+    if view not in rows or decode_definition(rows[view]) != old:
+        return False
+    made = [
+        {"view": view, "definition": rows[view], DIFF: -1},
+        {"view": view, "definition": new.encode(), DIFF: 1},
+    ]
+    transaction.append(NAME, made)
+    return True
 
 
 def rows_schema() -> dict[str, pa.Array]:
@@ -118,5 +181,5 @@ def _release(store: Store, view: str, definition: ViewDefinition, there: dict[st
     for each in definition.inputs:
         if each.id in there:
             handle = handle_of(store.collection(there[each.id]))
-            if hold_name(view) in handle.state().holds:
-                handle.committer.commit((handle.id, ReleaseHold(hold_name(view), definition.token)))
+            if view_hold_name(view) in handle.state().holds:
+                handle.committer.commit((handle.id, ReleaseHold(view_hold_name(view), definition.token)))

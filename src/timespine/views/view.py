@@ -7,80 +7,62 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-import polars as pl
-import pyarrow as pa
-
 from timespine.client.engine_interface import (
     Collection,
     CollectionHandle,
     Definition,
+    DurationLike,
     Store,
     TimeLike,
-    begin_refresh,
-    catalog_entries,
     fresh_id,
     handle_of,
 )
-from timespine.columnar.schema.schema import Schema, infer
+from timespine.columnar.schema.schema import infer
 from timespine.columnar.schema.types import stored_type
-from timespine.core.transitions import RegisterHold, Retain
 from timespine.errors import CollectionExists, UnsupportedView, UsageError, short_repr
 from timespine.hints import Hint
-from timespine.model.frontier import Frontier
+from timespine.views.build import FirstBuild, create_filled, verify_view
 from timespine.views.compute import (
     Compiled,
-    ViewDelta,
-    check_unique,
     compile_definition,
-    compute_whole,
     input_handles,
-    net_difference,
-    source_of,
-    stage_schema,
-    stored_rows,
-    update_rows,
 )
 from timespine.views.definition import (
     INCREMENTAL,
     POLICIES,
     PROCESS,
     SPARK,
+    TIMES,
     VERSION,
     Input,
     ViewDefinition,
     arrow_schema,
     bound_input,
-    current_names,
     digest_of,
 )
-from timespine.views.engine.lowering import WEIGHT, Declined
+from timespine.views.engine.portable import only_spark
 from timespine.views.explain import explain_text
+from timespine.views.follow.follow_loop import FollowStatus
+from timespine.views.follow.follow_thread import Callback, follow_in_foreground
+from timespine.views.frame_views import attach_function, check_function
 from timespine.views.refresh import Refreshed, refresh_together
-from timespine.views.registry import add_definition, find_definition, hold_name, registry_of, remove_leftovers
+from timespine.views.registry import find_definition, registry_of, remove_leftovers
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import Query, parse_query
+from timespine.views.sql.spark_types import asked_types
+from timespine.views.status import ViewStatus, status_of
 
 
 @dataclass(frozen=True, slots=True)
-class ViewStatus:
-    """How far a view is, and what it keeps."""
+class Rebuilt:
+    """What a rebuild did."""
 
-    name: str
-    mode: str
-    """How it is refreshed: incremental, process or spark."""
     time: int
-    """The time that it is exact at."""
-    behind: int
-    """How far the newest complete time of its inputs is ahead: milliseconds, or steps of a counter."""
-    inputs: dict[str, int | None]
-    """The newest complete time of each input; None if it is closed."""
-    rows: int
-    """The updates of the view that are stored."""
-    stages: dict[str, int]
-    """The stages, and the updates that each stores."""
-    bytes: int
-    """The bytes of the view and its stages."""
+    """The time that the view is exact at."""
+    changes: int
+    """The number of rows that came or went; all rows, if a new collection took the name."""
+    is_new: bool
+    """Whether a new collection took the name, since the columns are others now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,56 +92,92 @@ class View(Collection):
         """What is stored of the view."""
         self._spark = spark
 
-    def refresh(self, *, through: TimeLike | None = None, spark: Any = None) -> Refreshed:
-        """Bring the view to the newest time that is complete in all inputs, or to `through`, in one commit."""
+    def refresh(self, *, through: TimeLike | None = None, spark: Any = None, engine: str | None = None) -> Refreshed:
+        """Bring the view to the newest time that is complete in all inputs, or to `through`, in one commit.
+
+        `engine` is "process" or "spark"; by default the sizes of what changed decide (docs/views.md).
+        """
         given = spark if spark is not None else self._spark
-        return refresh_together(self._store, [self.name], through, given)[self.name]
+        return refresh_together(self._store, [self.name], through, given, engine)[self.name]
+
+    def follow(
+        self,
+        *,
+        every: DurationLike = 1.0,
+        timeout: float | None = None,
+        spark: Any = None,
+        callback: Callback | None = None,
+    ) -> FollowStatus:
+        """Keep the view fresh in this thread, until an interrupt, the end of the store, or `timeout` seconds.
+
+        `store.follow()` does the same in a thread, for any number of views.
+        """
+        given = spark if spark is not None else self._spark
+        return follow_in_foreground(self._store, [self.name], every, given, callback, timeout)
 
     def explain(self) -> str:
         """Say how changes of each input reach the view, and why not, where they do not."""
-        return explain_text(self.name, self.definition, compile_definition(self.definition))
+        keys = _input_keys(self.definition, input_handles(self._store, self.definition))
+        own = self.schema
+        compiled = compile_definition(self.definition)
+        return explain_text(self.name, self.definition, compiled, keys, own.key_names if own.key else ())
 
     def status(self) -> ViewStatus:
-        """Say how far the view is, and what it keeps."""
-        newest: dict[str, int | None] = {}
-        for name, handle in input_handles(self._store, self.definition).items():
-            upper = handle.state().upper
-            newest[name] = None if upper.is_closed else upper.time - 1
-        time = self.upper.time - 1
-        least = min((each for each in newest.values() if each is not None), default=time)
-        names = {entry.id: name for name, entry in catalog_entries(self._store).items()}
-        stages = {
-            names[id]: self._store.collection(names[id]).inspect() for id in self.definition.stages if id in names
-        }
-        own = self.inspect()
-        return ViewStatus(
-            self.name,
-            self.definition.mode,
-            time,
-            max(least - time, 0),
-            newest,
-            own.rows,
-            {name: each.rows for name, each in stages.items()},
-            own.size + sum(each.size for each in stages.values()),
-        )
+        """Say how far the view is, what its inputs have that it lacks, what it keeps, and its last refreshes."""
+        return status_of(self._store, self, self.definition)
 
     def verify(self, as_of: TimeLike | None = None, *, spark: Any = None) -> Verified:
         """Compute the query whole, as of a refresh point (default: the last), and compare."""
         time = self._handle.time_of(as_of)[0] if as_of is not None else self.upper.time - 1
-        handles = input_handles(self._store, self.definition)
         given = spark if spark is not None else self._spark
-        whole = _whole(self.definition, compile_definition(self.definition), handles, time, given, self.schema.arrow)
-        stored = stored_rows(self._handle, time)
-        off = net_difference(whole.view, stored)
-        return Verified(time, len(stored), len(off.filter(pl.col(WEIGHT) > 0)), len(off.filter(pl.col(WEIGHT) < 0)))
+        rows, missing, extra = verify_view(self._store, self._handle, self.definition, time, given)
+        return Verified(time, rows, missing, extra)
+
+    def rebuild(self, *, spark: Any = None) -> Rebuilt:
+        """Compute the view again, from the definition as it was written and the columns that its inputs have now.
+
+        It stays the same collection, with its history and a net feed, if it has the same columns, or wider ones.
+        Otherwise a new one takes its name; that is refused while other views read it.
+        """
+        from timespine.views.rebuild import rebuild_view
+
+        name = self.name
+        done = rebuild_view(self._store, name, spark if spark is not None else self._spark)
+        found = open_view(self._store, name, self._spark)
+        self._handle, self.definition = handle_of(found), found.definition
+        return done
 
     def __repr__(self) -> str:
         return f"<view {self.name}>"
 
 
-def open_view(store: Store, name: str, spark: Any = None) -> View:
-    """Open a view by its name."""
-    _, definition = find_definition(store, name)
+def explain_query(store: Store, name: str, sql: str, *, policy: str, times: str = "refresh", spark: Any = None) -> str:
+    """Explain a view as `create_view` would make it, and create nothing."""
+    _check_options(policy, times, ())
+    query = parse_query(sql)
+    inputs, handles = _inputs(store, query.tables)
+    definition, compiled = define_view(query, inputs, policy, spark, times)
+    return explain_text(name, definition, compiled, _input_keys(definition, handles))
+
+
+def _input_keys(definition: ViewDefinition, handles: dict[str, CollectionHandle]) -> dict[str, tuple[str, ...]]:
+    """Return the keys of the inputs, by the names that the text has for their columns."""
+    found = {}
+    for each in definition.inputs:
+        _, schema = handles[each.name].schema(handles[each.name].state())
+        written = {column.id: column.name for column in each.columns}
+        fields = [field for field in schema.fields if schema.key and field.name in schema.key_names]
+        found[each.name] = tuple(written.get(field.id, field.name) for field in fields)
+    return found
+
+
+def open_view(store: Store, name: str, spark: Any = None, frame: Any = None) -> View:
+    """Open a view by its name; `frame` is its function, if it is one."""
+    id, definition = find_definition(store, name)
+    if frame is not None:
+        if definition.sql:
+            raise UsageError(f"view {name} is a SELECT: leave out frame")
+        attach_function(store, id, frame)
     return View(handle_of(store.collection(name)), store, definition, spark)
 
 
@@ -173,48 +191,105 @@ def create_view(
     times: str,
     retain: Any,
     spark: Any,
+    check: bool = True,
+    replace: bool = False,
 ) -> View:
-    """Create a view and compute it, as of the newest time that is complete in all inputs, in one commit."""
-    if policy not in POLICIES:
-        raise UsageError(f"policy is one of {', '.join(map(repr, POLICIES))}, not {short_repr(policy)}")
-    if times != "refresh":
-        raise UsageError(f"times is 'refresh', not {short_repr(times)}")
-    if isinstance(key, str) or not all(isinstance(each, str) for each in key):
-        raise UsageError(f"key is a list of names of columns, not {short_repr(key)}")
-    if name in store:
+    """Create a view and compute it, as of the newest time that is complete in all inputs.
+
+    With `replace`, it takes the name of another view once it is computed.
+    """
+    _check_options(policy, times, key)
+    if name in store and not replace:
         raise CollectionExists(name)
     query = parse_query(sql)
-    inputs, handles = _inputs(store, query)
-    definition, compiled = _defined(query, inputs, policy)
-    registry_of(store)
-    remove_leftovers(store)
-    with contextlib.ExitStack() as stack:
-        time = _first_time(handles)
-        for handle in handles.values():
-            stack.enter_context(store.collection(handle.name).hold(as_of=time))
-        schema = _schema(definition, compiled, handles, time, spark, key)
-        changes = _whole(definition, compiled, handles, time, spark, schema.arrow)
-        if schema.key:
-            check_unique(name, schema.key_names, changes.view.clear(), changes.view)
-        line: Any = next(iter(handles.values())).entry.timeline
-        _create(
-            store,
-            name,
-            definition,
-            compiled,
-            handles,
-            changes,
-            time,
-            Definition(schema, line, retain, None, role="view"),
-        )
+    inputs, handles = _inputs(store, query.tables)
+    definition, compiled = define_view(query, inputs, policy, spark, times)
+    build_view(
+        store,
+        name,
+        definition,
+        compiled,
+        handles,
+        key=key,
+        retain=retain,
+        spark=spark,
+        check=check,
+        replace=replace,
+    )
     return open_view(store, name, spark)
 
 
-def _inputs(store: Store, query: Query) -> tuple[tuple[Input, ...], dict[str, CollectionHandle]]:
+def create_frame_view(
+    store: Store, name: str, function: Any, inputs: Sequence[str], *, key: Sequence[str], retain: Any, spark: Any
+) -> View:
+    """Create a view that is a function of DataFrames, which Spark computes whole at each refresh."""
+    _check_options("full", "refresh", key)
+    check_function(function)
+    if isinstance(inputs, str) or not inputs:
+        raise UsageError("inputs names the collections that the function reads: inputs=['orders', ...]")
+    if name in store:
+        raise CollectionExists(name)
+    bound, handles = _inputs(store, tuple(inputs))
+    reasons = ("a function of DataFrames is computed whole",)
+    definition = ViewDefinition(VERSION, "", bound, "full", SPARK, "refresh", fresh_id("t"), (), "", reasons)
+    compiled = Compiled(None, None, [])
+    id = build_view(store, name, definition, compiled, handles, key=key, retain=retain, spark=spark, function=function)
+    attach_function(store, id, function)
+    return open_view(store, name, spark)
+
+
+def _check_options(policy: str, times: str, key: Sequence[str]) -> None:
+    if policy not in POLICIES:
+        raise UsageError(f"policy is one of {', '.join(map(repr, POLICIES))}, not {short_repr(policy)}")
+    if times not in TIMES:
+        raise UsageError(f"times is 'refresh' or 'every', not {short_repr(times)}")
+    if times == "every" and policy == "full":
+        raise UsageError("times='every' follows each change, and policy='full' none: use another policy")
+    if isinstance(key, str) or not all(isinstance(each, str) for each in key):
+        raise UsageError(f"key is a list of names of columns, not {short_repr(key)}")
+
+
+def build_view(
+    store: Store,
+    name: str,
+    definition: ViewDefinition,
+    compiled: Compiled,
+    handles: dict[str, CollectionHandle],
+    *,
+    key: Sequence[str],
+    retain: Any,
+    spark: Any,
+    check: bool = False,
+    function: Any = None,
+    replace: bool = False,
+) -> str:
+    """Compute a view and create it; return the id of its collection."""
+    registry_of(store)
+    remove_leftovers(store)
+    with contextlib.ExitStack() as stack:
+        time = first_time(handles)
+        for handle in handles.values():
+            stack.enter_context(store.collection(handle.name).hold(as_of=time))
+        built = FirstBuild(definition, compiled, handles, time, spark, stack, function)
+        schema = infer(built.schema(), tuple(key))
+        changes = built.compute(schema.arrow)
+        if schema.key:
+            built.check_key(name, schema, changes)
+        if check and definition.mode == INCREMENTAL:
+            built.check(name, schema.arrow, changes)
+        line: Any = next(iter(handles.values())).entry.timeline
+        made = Definition(schema, line, retain, None, role="view")
+        id = create_filled(store, name, definition, compiled, handles, changes, time, made, replace=replace)
+    if replace:
+        remove_leftovers(store)
+    return id
+
+
+def _inputs(store: Store, tables: Sequence[str]) -> tuple[tuple[Input, ...], dict[str, CollectionHandle]]:
     """Find the collections that a query reads; raise an error if they have no times in common."""
     there = {name.lower(): name for name in store.names()}
     inputs, handles = [], {}
-    for written in query.tables:
+    for written in tables:
         name = written if written in store else there.get(written.lower(), written)
         handle = handle_of(store.collection(name))
         _, schema = handle.schema(handle.state())
@@ -227,15 +302,18 @@ def _inputs(store: Store, query: Query) -> tuple[tuple[Input, ...], dict[str, Co
     return tuple(inputs), handles
 
 
-def _defined(query: Query, inputs: tuple[Input, ...], policy: str) -> tuple[ViewDefinition, Compiled]:
+def define_view(
+    query: Query, inputs: tuple[Input, ...], policy: str, spark: Any, times: str = "refresh"
+) -> tuple[ViewDefinition, Compiled]:
     """Choose how the view is refreshed; raise UnsupportedView if the policy does not allow it."""
     schemas = {each.name: arrow_schema(each, {c.name: stored_type(c.type) for c in each.columns}) for each in inputs}
     token = fresh_id("t")
+    typing = asked_types(spark)
     try:
-        plan, named = plan_of(query, schemas)
+        plan, named = plan_of(query, schemas, typing)
     except UnsupportedView as refused:
         forbidden = [each for each in refused.reasons if getattr(each, "forbidden", False)]
-        if policy == "incremental" or forbidden:
+        if policy.startswith("incremental") or times == "every" or forbidden:
             raise
         reasons = tuple(map(str, refused.reasons)) or (refused.message,)
         return ViewDefinition(VERSION, query.text, inputs, policy, SPARK, "refresh", token, (), "", reasons), Compiled(
@@ -243,11 +321,15 @@ def _defined(query: Query, inputs: tuple[Input, ...], policy: str) -> tuple[View
         )
     mode = PROCESS if policy == "full" else INCREMENTAL
     digest = digest_of(plan) if mode == INCREMENTAL else ""
-    made = ViewDefinition(VERSION, query.text, inputs, policy, mode, "refresh", token, (), digest)
+    types = typing.known() if typing is not None else ()
+    portable = only_spark(plan) if times == "every" else None
+    if portable is not None:
+        raise UnsupportedView(f"times='every' is computed in the process, and only Spark can: {portable}")
+    made = ViewDefinition(VERSION, query.text, inputs, policy, mode, times, token, (), digest, (), types)
     return made, Compiled(query, plan, named)
 
 
-def _first_time(handles: dict[str, CollectionHandle]) -> int:
+def first_time(handles: dict[str, CollectionHandle]) -> int:
     """Return the newest time that is complete in all inputs."""
     newest = []
     for handle in handles.values():
@@ -260,87 +342,3 @@ def _first_time(handles: dict[str, CollectionHandle]) -> int:
     if not newest:
         raise UsageError("all inputs are closed: a view of them would never change; read them with a query instead")
     return min(newest)
-
-
-def _schema(
-    definition: ViewDefinition,
-    compiled: Compiled,
-    handles: dict[str, CollectionHandle],
-    time: int,
-    spark: Any,
-    key: Sequence[str],
-) -> Schema:
-    if compiled.plan is not None:
-        arrow = pa.schema([(name, column.type) for name, column in compiled.named])
-    else:
-        from timespine.views import on_spark
-
-        arrow = on_spark.spark_schema(compiled.query, _columns(definition, handles), time, on_spark.session_of(spark))
-    return infer(arrow, tuple(key))
-
-
-def _columns(
-    definition: ViewDefinition, handles: dict[str, CollectionHandle]
-) -> dict[str, tuple[CollectionHandle, dict[str, str]]]:
-    """Return the inputs with the present names of their columns."""
-    found = {}
-    for each in definition.inputs:
-        handle = handles[each.name]
-        _, schema = handle.schema(handle.state())
-        found[each.name] = (handle, current_names(each, schema, {column.name for column in each.columns}))
-    return found
-
-
-def _whole(
-    definition: ViewDefinition,
-    compiled: Compiled,
-    handles: dict[str, CollectionHandle],
-    time: int,
-    spark: Any,
-    schema: pa.Schema,
-) -> ViewDelta:
-    """Compute all rows of a view as of a time."""
-    if compiled.plan is None:
-        from timespine.views import on_spark
-
-        columns = _columns(definition, handles)
-        return ViewDelta(on_spark.spark_rows(compiled.query, columns, time, on_spark.session_of(spark), schema))
-    try:
-        return compute_whole(compiled, source_of(definition, compiled, handles, None, time, []))
-    except Declined as declined:
-        raise UsageError(
-            f"this process cannot compute the query as Spark does ({declined}): give policy='full' and spark=..."
-        ) from declined
-
-
-def _create(
-    store: Store,
-    name: str,
-    definition: ViewDefinition,
-    compiled: Compiled,
-    handles: dict[str, CollectionHandle],
-    changes: ViewDelta,
-    time: int,
-    made: Definition,
-) -> None:
-    """Create the view, its stages, its definition and its holds, and fill them, by one commit."""
-    with begin_refresh(store) as transaction:
-        view = transaction.create_as(name, made)
-        filled = [(view, changes.view, made.schema)]
-        if definition.mode == INCREMENTAL:
-            for number, (node, rows) in enumerate(zip(compiled.aggregates, changes.stages, strict=True)):
-                schema = stage_schema(node)
-                owned = Definition(schema, made.timeline, None, None, role="stage", owner=view.id)
-                stage = transaction.create_as(f"timespine.stage.{view.id}.{number}", owned)
-                filled.append((stage, rows, schema))
-        definition = msgspec.structs.replace(definition, stages=tuple(stage.id for stage, *_ in filled[1:]))
-        for collection, rows, schema in filled:
-            if len(rows):
-                transaction.append(collection, update_rows(rows, schema), at=time, upper=time + 1)
-            else:
-                transaction.seal(collection, time + 1)
-            transaction.also(collection, Retain(Frontier.at(time)))
-        for handle in {each.id: each for each in handles.values()}.values():
-            hold = RegisterHold(hold_name(view.id), Frontier.at(time), definition.token)
-            transaction.also(store.collection(handle.name), hold)
-        add_definition(transaction, store, view.id, definition)

@@ -125,7 +125,7 @@ def test_a_damaged_catalog_is_a_corruption_error_for_whatever_is_asked(place):
 def test_a_catalog_of_a_newer_version_is_refused_as_such(place):
     store = place.open()
     store.create("orders", key=KEY)
-    head, payload = b"TS\x05\x03", msgspec.msgpack.encode({"whatever": "it may hold"})
+    head, payload = b"TS\x05\x04", msgspec.msgpack.encode({"whatever": "it may hold"})
     overwrite(place, head + zlib.crc32(head + payload).to_bytes(4, "big") + payload)
     with pytest.raises(VersionError, match="upgrade"):
         place.open().names()

@@ -7,6 +7,7 @@ from group_commit_cases import expire, ids, numbers, rows_of
 from memory_store import BLOBS, QUICK, Gate, Script, in_threads, together
 
 from timespine.client.commit.leader_queue import GROUP_MAX
+from timespine.client.commit.shared_session import UNREAD_MAX
 from timespine.core.batch import empty_batch
 from timespine.core.transitions import AdvanceUpper, AppendNext, Exert
 from timespine.errors import ClosedError, Determinate, Fenced, UpperMismatch, UsageError
@@ -84,8 +85,8 @@ def test_an_invalid_command_in_a_group_gets_its_own_error_and_disturbs_no_other(
     assert isinstance(mismatch, UpperMismatch)
     assert mismatch.actual == Frontier.at(3)
     assert isinstance(nonsense, UsageError)
-    assert isinstance(nowhere, UsageError)
-    assert "no-such-collection" in str(nowhere)
+    assert isinstance(nowhere, ClosedError)
+    assert "no-such is not there" in str(nowhere)
     assert rows_of(collection) == [-1, 0, 1, 3]
 
 
@@ -325,7 +326,18 @@ def test_no_event_that_threads_count_is_lost(place):
         meanwhile.start()
         meanwhile.join(0.2)
 
-    session.counters = Slow({}, count)
+    session._shared_counters._totals = Slow({}, count)
     session.count("events")
+    assert session.counters["events"] >= 1
     meanwhile.join(60)
     assert session.counters["events"] == 2
+
+
+def test_events_are_added_up_before_they_are_many(place):
+    session = place.open()._committer.session
+    for _ in range(3 * UNREAD_MAX):
+        session.count("events")
+        assert len(session._shared_counters._counted) <= UNREAD_MAX
+    assert session.counters["events"] == 3 * UNREAD_MAX
+    assert session.renewed().counters["events"] == 3 * UNREAD_MAX, "a renewed session goes on with them"
+    assert "events" not in session.beside().counters

@@ -36,6 +36,8 @@ def descending(rows: int, schema: pa.Schema):
 
 def main(what: str, folder: str, rows: int) -> None:
     config = ts.Config(part_bytes=PART_BYTES, sort_bytes=16 << 20, merge_bytes=16 << 20, cache_bytes=1 << 20)
+    if what == "defaults":
+        config = ts.Config()
     store = ts.open(f"{folder}/store", config=config, maintenance=False)
     file = f"{folder}/rows.parquet"
     schema = pa.schema([("k", pa.int64()), ("v", pa.binary())])

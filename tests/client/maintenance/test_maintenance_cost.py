@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_store import BLOBS, MemoryStore, Script
 
-from timespine.client.catalog import catalog
+from timespine.client.catalog import catalog_log
 from timespine.client.maintenance.scheduler import REST_S
 from timespine.columnar.parts.inline_part import decode_inline
 from timespine.config import Config
@@ -138,7 +138,7 @@ def test_the_log_of_commits_without_rows_is_cut(place):
 @pytest.mark.parametrize("retain", [None, "10 min"])
 @pytest.mark.parametrize("merging", MergePolicyKind)
 def test_upserts_stay_within_the_bound(place, retain, merging, monkeypatch):
-    monkeypatch.setattr(catalog, "new_state", functools.partial(new_state, merging=merging))
+    monkeypatch.setattr(catalog_log, "new_state", functools.partial(new_state, merging=merging))
     store = place.open(config=BLOBS)
     collection = create(store, retain=retain)
     for number in range(40):

@@ -6,7 +6,7 @@ import pytest
 from key_value_cases import fill
 from memory_store import counted
 
-from timespine.client.catalog import catalog
+from timespine.client.catalog import catalog_log
 from timespine.client.maintenance.scheduler import REST_S
 from timespine.config import Config
 from timespine.core.spine.layers import MergePolicyKind
@@ -22,7 +22,7 @@ KEY = {"k": "int64"}
 @pytest.fixture(autouse=True)
 def by_level(monkeypatch):
     """Every collection that a test creates is merged by level."""
-    monkeypatch.setattr(catalog, "new_state", functools.partial(new_state, merging=MergePolicyKind.BY_LEVEL))
+    monkeypatch.setattr(catalog_log, "new_state", functools.partial(new_state, merging=MergePolicyKind.BY_LEVEL))
 
 
 def create(store, name="orders", **options):

@@ -16,13 +16,13 @@ ROWS, GROUP_ROWS = 40_000, 256
 def decoded(monkeypatch):
     """How often each row group of each part was decoded."""
     counts = Counter()
-    real = PartReader._decoded
+    real = PartReader._decode
 
     def counting(reader, spans, groups, leaves):
         counts.update((reader.key, group) for group in groups)
         return real(reader, spans, groups, leaves)
 
-    monkeypatch.setattr(PartReader, "_decoded", counting)
+    monkeypatch.setattr(PartReader, "_decode", counting)
     monkeypatch.setattr(parallel_scan, "SHARE_ROWS", 4096)
     monkeypatch.setattr(parallel_scan, "_cores", lambda: 2)
     return counts

@@ -2,55 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
-from virtual_latency import SlowBlob, SlowConsensus, VirtualClock, VirtualPool
 
-from timespine.client import store as store_module
 from timespine.client.engine_interface import slices_of
-from timespine.client.store import Store
-from timespine.config import REMOTE, Config
-from timespine.location.remote.read_ahead import REQUESTS_MAX, ReadAheadBlob
+from timespine.config import Config
+from timespine.testing.latency import SlowPlace, pools_on
 
 SMALL = Config(inline_part_bytes=1, row_group_rows=512)
 """Every append becomes a part."""
 
 
-@dataclass
-class Remote:
-    """A place that takes time."""
-
-    clock: VirtualClock
-    blob: SlowBlob
-    log: SlowConsensus
-
-    def open(self, config: Config = REMOTE, **options: object) -> Store:
-        """Open a store as another process does that knows nothing."""
-        ahead = ReadAheadBlob(self.blob, VirtualPool(self.clock, REQUESTS_MAX))
-        return Store(ahead, self.log, config=config, maintenance=False, **options)
-
-    def measured(self) -> tuple[float, dict[str, int], dict[str, int]]:
-        """The time and the calls since the last look."""
-        seen = (self.clock.now, dict(self.blob.calls), dict(self.log.calls))
-        self.clock.now = 0.0
-        self.blob.calls.clear()
-        self.log.calls.clear()
-        return seen
-
-
 @pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Remote:
-    clock = VirtualClock()
-    monkeypatch.setattr(store_module, "Pool", lambda threads, name, closed: VirtualPool(clock, threads))
-    return Remote(clock, SlowBlob(clock), SlowConsensus(clock))
+def remote() -> Iterator[SlowPlace]:
+    place = SlowPlace()
+    with pools_on(place.clock):
+        yield place
 
 
 def rows(first: int, count: int) -> list[dict[str, object]]:
     return [{"k": first + number, "v": f"value {number}"} for number in range(count)]
 
 
-def filled(remote: Remote, parts: int, each: int, config: Config = SMALL) -> None:
+def filled(remote: SlowPlace, parts: int, each: int, config: Config = SMALL) -> None:
     with remote.open(config) as store:
         numbers = store.create("numbers", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
         for part in range(parts):
@@ -58,7 +33,7 @@ def filled(remote: Remote, parts: int, each: int, config: Config = SMALL) -> Non
     remote.measured()
 
 
-def test_an_append_of_100_or_1000_rows_is_one_compare_and_set_and_no_put(remote: Remote) -> None:
+def test_an_append_of_100_or_1000_rows_is_one_compare_and_set_and_no_put(remote: SlowPlace) -> None:
     with remote.open() as store:
         numbers = store.create("numbers", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
         numbers.append(rows(0, 1))
@@ -69,7 +44,7 @@ def test_an_append_of_100_or_1000_rows_is_one_compare_and_set_and_no_put(remote:
             assert (blobs, logs, ms) == ({}, {"compare_and_set": 1}, 1.0)
 
 
-def test_a_cold_snapshot_of_40_parts_reads_each_once_and_all_at_once(remote: Remote) -> None:
+def test_a_cold_snapshot_of_40_parts_reads_each_once_and_all_at_once(remote: SlowPlace) -> None:
     filled(remote, 40, 2000)
     with remote.open(SMALL, read_only=True) as store:
         numbers = store["numbers"]
@@ -80,7 +55,7 @@ def test_a_cold_snapshot_of_40_parts_reads_each_once_and_all_at_once(remote: Rem
         assert ms <= 40
 
 
-def test_a_cold_process_with_leases_reads_40_parts_within_200_ms(remote: Remote) -> None:
+def test_a_cold_process_with_leases_reads_40_parts_within_200_ms(remote: SlowPlace) -> None:
     filled(remote, 40, 2000)
     with remote.open(SMALL) as store:
         assert store["numbers"].snapshot().to_arrow().num_rows == 80_000
@@ -89,7 +64,7 @@ def test_a_cold_process_with_leases_reads_40_parts_within_200_ms(remote: Remote)
     assert ms <= 200
 
 
-def test_a_cold_lookup_among_40_parts_takes_less_than_60_ms(remote: Remote) -> None:
+def test_a_cold_lookup_among_40_parts_takes_less_than_60_ms(remote: SlowPlace) -> None:
     filled(remote, 40, 2000)
     with remote.open(SMALL) as store:
         found = store["numbers"].lookup([{"k": 41_234}]).to_pylist()
@@ -100,7 +75,7 @@ def test_a_cold_lookup_among_40_parts_takes_less_than_60_ms(remote: Remote) -> N
 
 
 def test_footers_of_large_parts_are_fetched_at_once_and_then_their_row_groups(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch
+    remote: SlowPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(remote, 12, 2000)
     monkeypatch.setattr("timespine.columnar.scan.announce.WHOLE_BYTES", 0)
@@ -114,7 +89,7 @@ def test_footers_of_large_parts_are_fetched_at_once_and_then_their_row_groups(
 
 
 def test_bloom_filters_of_overlapping_parts_are_fetched_at_once(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch
+    remote: SlowPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with remote.open(SMALL) as store:
         numbers = store.create("numbers", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
@@ -130,7 +105,7 @@ def test_bloom_filters_of_overlapping_parts_are_fetched_at_once(
     assert blobs["get"] <= 2 * 20 + 4
 
 
-def test_planning_1000_parts_reads_their_lists_and_none_of_them(remote: Remote) -> None:
+def test_planning_1000_parts_reads_their_lists_and_none_of_them(remote: SlowPlace) -> None:
     config = Config(inline_part_bytes=1, part_bytes=640)
     filled(remote, 1, 17_000, config)
     with remote.open(config, read_only=True) as store:

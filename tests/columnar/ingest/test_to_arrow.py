@@ -119,14 +119,14 @@ def test_rows_may_come_in_many_forms(rows):
         ("text", "str cannot be read"),
         (3, "int cannot be read"),
         (iter(ROWS), "cannot be read"),
-        ({"id": 1, "customer": "ann"}, r"column 'id' is a int, not many values: a single row is \[row\]"),
+        ({"id": 1, "customer": "ann"}, r"column 'id' is an int, not many values: a single row is \[row\]"),
         ({"customer": "ann"}, "column 'customer' is a str"),
         ({"id": [1, 2], "n": [1]}, "column 'n' has 1 values where the others have 2"),
         ({1: [1]}, "1 is not the name of a column"),
         ([{1: 1}], "1 is not the name of a column"),
         ([{"id": 1}, None], "a row is a NoneType, not a dict"),
         ([{"id": 1}, (1, 2)], "a row is a tuple, not a dict"),
-        ([1], "a row is a int"),
+        ([1], "a row is an int"),
         ({"id": np.zeros((2, 2))}, "column 'id': ndarray cannot be read"),
         ({"id": np.zeros(2, "i4,i4")}, "column 'id'"),
         (pa.chunked_array([[1]]), "does not export a table"),
@@ -228,7 +228,7 @@ def test_polars_objects_are_read_as_what_they_are():
     schema = define(None, {"x": "binary"})
     frame = pl.DataFrame({"x": pl.Series([b"a", None], dtype=pl.Object)})
     assert to_update_table(frame, schema, (0,))["x"].to_pylist() == [b"a", None]
-    with pytest.raises(UsageError, match="it holds a object"):
+    with pytest.raises(UsageError, match="it holds an object"):
         to_update_table(pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object)}), schema, (0,))
 
 
@@ -373,7 +373,7 @@ def test_python_values_are_read_exactly(type_, value, expected):
 @pytest.mark.parametrize(
     ("type_", "value", "why"),
     [
-        ("bool", 1, "it holds a int where bool is needed"),
+        ("bool", 1, "it holds an int where bool is needed"),
         ("int64", True, "it holds a bool where int64 is needed"),
         ("int64", "1", "it holds a str"),
         ("int64", 1.5, "row 0 does not fit int64"),
@@ -394,14 +394,14 @@ def test_python_values_are_read_exactly(type_, value, expected):
         ("decimal(4,2)", 100, "row 0 does not fit decimal"),
         ("decimal(4,2)", D("NaN"), "row 0 does not fit decimal"),
         ("string", b"x", "it holds a bytes"),
-        ("string", 1, "it holds a int"),
+        ("string", 1, "it holds an int"),
         ("string", math.nan, "it holds a float"),
         ("string", "\ud800", "row 0 does not fit string"),
         ("binary", "x", "it holds a str"),
         ("date", datetime.datetime(2020, 1, 1, 5), "it holds a datetime"),
-        ("date", 5, "it holds a int"),
+        ("date", 5, "it holds an int"),
         ("timestamp", datetime.date(2020, 1, 1), "it holds a date"),
-        ("timestamp", 5, "it holds a int"),
+        ("timestamp", 5, "it holds an int"),
         ("timestamp", datetime.datetime(2020, 1, 1, tzinfo=UTC), "has a zone"),
         ("timestamp[UTC]", datetime.datetime(2020, 1, 1), "has no zone"),
         ("timestamp", pd.Timestamp("2020-01-01T00:00:00.000000001"), "finer than microseconds"),

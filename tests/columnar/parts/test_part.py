@@ -190,8 +190,9 @@ def _instant(value):
     return value.timestamp() if getattr(value, "tzinfo", None) is not None else value
 
 
-def test_the_file_is_an_ordinary_one_with_all_that_readers_can_use():
-    made = encoded(rows(5000), config=config(row_group_rows=2048))
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_the_file_is_an_ordinary_one_with_all_that_readers_can_use(compression):
+    made = encoded(rows(5000), config=config(row_group_rows=2048, compression=compression))
     file = pq.ParquetFile(pa.BufferReader(made.data))
     assert list(file.metadata.metadata) == [FOOTER_KEY.encode()]
     assert [field.metadata[b"PARQUET:field_id"] for field in file.schema_arrow] == [
@@ -203,7 +204,7 @@ def test_the_file_is_an_ordinary_one_with_all_that_readers_can_use():
     assert all(column.nulls_first and not column.descending for column in group.sorting_columns)
     columns = {group.column(place).path_in_schema: group.column(place) for place in range(group.num_columns)}
     for column in columns.values():
-        assert column.compression == "ZSTD"
+        assert column.compression == compression.upper()
         assert column.has_offset_index
         assert column.has_column_index
         assert column.statistics.has_min_max

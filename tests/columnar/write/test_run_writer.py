@@ -88,7 +88,7 @@ def test_one_row_may_be_larger_than_a_part():
 
 
 def test_a_little_goes_to_the_state_unless_something_is_on_its_way():
-    rule = InlineRule(4096, lambda: 4096)
+    rule = InlineRule(4096, 4096)
 
     def finish(*tables, passed=(), rule=rule):
         run = writer(blob := MemoryBlob())
@@ -102,10 +102,8 @@ def test_a_little_goes_to_the_state_unless_something_is_on_its_way():
     assert finish(rows(0, 0)) == ([], []), "no rows are no part"
     assert finish(rows(0, 2), rows(2, 4)) == ([True], [])
     assert finish(rows(0, 2), rule=None) == ([False], ["orders/w1/p1"])
-    assert finish(rows(0, 2), rule=InlineRule(4096, lambda: 0)) == ([False], ["orders/w1/p1"]), "the state is full"
-    assert finish(rows(0, 2), rule=InlineRule(4096, lambda: 10)) == ([False], ["orders/w1/p1"]), (
-        "the state is nearly full"
-    )
+    assert finish(rows(0, 2), rule=InlineRule(4096, 0)) == ([False], ["orders/w1/p1"]), "the state is full"
+    assert finish(rows(0, 2), rule=InlineRule(4096, 10)) == ([False], ["orders/w1/p1"]), "the state is nearly full"
     assert not any(finish(rows(0, 100))[0]), "some of it is uploaded"
     assert finish(rows(0, 2), passed=[Part("orders/w1/p9", 1)])[0] == [False, False]
 
@@ -126,5 +124,5 @@ def test_the_sum_of_diffs_is_that_of_64_bits():
     assert diff_sum_of(huge) == 3
     assert diff_sum_of(huge.slice(0, 0)) == 0
     data = encode_inline(huge)
-    part = InlineRule(4096, lambda: 4096).part_of(huge)
+    part = InlineRule(4096, 4096).part_of(huge)
     assert (part.key, part.rows, part.size, part.diff_sum, part.inline) == ("", 3, len(data), 3, data)

@@ -30,7 +30,7 @@ from timespine.core.arrangement.levels import (
 )
 from timespine.core.arrangement.memory_pressure import MemoryPressure, Resources
 from timespine.core.arrangement.merge_fuel import charge, runs_slice, slice_rows
-from timespine.errors import StoreClosed, UsageError
+from timespine.errors import NoSpace, StoreClosed, UsageError
 from timespine.model.frontier import Frontier
 
 CALM = Resources()
@@ -248,6 +248,17 @@ def test_a_merge_waits_for_space_unless_memory_has_room():
     _, plan = transitions.start_merge(large, 2, Resources(MemoryPressure.LOW, has_folder=True, free_bytes=0))
     assert isinstance(plan, MergePlan)
     assert not plan.to_disk
+
+
+def test_a_merge_of_everything_is_refused_without_space_unless_memory_has_room():
+    levels, _ = transitions.request_compaction(filled(500_000, 500_000))
+    full = Resources(MemoryPressure.MODERATE, has_folder=True, free_bytes=0)
+    with pytest.raises(NoSpace, match="not begun"):
+        transitions.start_compaction(levels, full)
+    _, plan = transitions.start_compaction(levels, Resources(MemoryPressure.LOW, has_folder=True, free_bytes=0))
+    assert not plan.to_disk
+    _, plan = transitions.start_compaction(levels, Resources(MemoryPressure.LOW, has_folder=True, free_bytes=1 << 40))
+    assert plan.to_disk
 
 
 def test_a_merge_may_begin_with_fewer_batches_on_request():

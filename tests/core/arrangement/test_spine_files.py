@@ -3,7 +3,8 @@
 from spine_harness import SpineHarness
 
 from timespine.core.arrangement import spine_files
-from timespine.core.arrangement.save_transitions import begin_save, is_not_saving, unsaved
+from timespine.core.arrangement.level_transitions import disown_files
+from timespine.core.arrangement.save_transitions import begin_save, begun_anew, is_not_saving, unsaved
 from timespine.core.arrangement.spine_files import Manifest, SpineFiles
 
 
@@ -55,3 +56,28 @@ def test_one_save_at_a_time():
     assert not is_not_saving(levels)
     assert begin_save(levels) == (levels, None)
     assert manifest.files == ()
+
+
+def test_a_spine_that_begins_anew_keeps_the_newest_checkpoint_for_its_readers():
+    rules = SpineHarness().levels.rules
+    levels = begun_anew(rules, (7, 5, 4), ("a", "b"))
+    assert levels.batches == ()
+    assert levels.files.dropped_manifests == (5, 4)
+    assert levels.files.garbage == ()
+    files = levels.files
+    for wanted in ((), ("a", "b")):
+        files, later = spine_files.begin_manifest(files, ())
+        files = spine_files.drop_unnamed(spine_files.confirm_manifest(files, later.number), frozenset())
+        assert files.garbage == wanted
+    assert later.number == 9
+    assert 7 in files.dropped_manifests
+    assert begun_anew(rules, (), ("a",)).files.garbage == ("a",)
+
+
+def test_a_spine_that_gives_up_its_folder_deletes_nothing():
+    harness = SpineHarness()
+    harness.put(1)
+    harness.set(files=SpineFiles(frozenset("ab"), garbage=("c",), dropped_manifests=(1,)))
+    levels, _ = disown_files(harness.levels)
+    assert levels.files == SpineFiles()
+    assert levels.batches == harness.levels.batches

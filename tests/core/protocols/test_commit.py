@@ -8,13 +8,12 @@ import pytest
 from commit_cases import append
 from protocol_harness import CONFIG, Fault, ProtocolHarness, at, configured, refused, up
 
-from timespine.core import transitions
 from timespine.core.effects import CompareAndSet, GetBlob, Now, PutBlob, Scan, Sleep
 from timespine.core.group import CommandTransaction, Group, Refused
 from timespine.core.protocols.commit import commit, commit_group, commit_transactions, register_session, resolve
 from timespine.core.protocols.load_state import refresh_state
 from timespine.core.protocols.session import pause_ms, retry_determinate
-from timespine.core.transitions import AddSchema, CompareAndAppend, RegisterCommitter, Retain, Seal
+from timespine.core.transitions import CompareAndAppend, RegisterCommitter, Retain, Seal
 from timespine.errors import Determinate, Indeterminate, NoSpace, UpperMismatch, UsageError
 
 # Winning and losing.
@@ -277,16 +276,6 @@ def test_transaction_that_names_what_is_no_collection_disturbs_no_neighbour(name
         assert [known for known, _ in each.seqnos] == ["c"]
     assert stage.head().upper == at(2)
     assert len(stage.of(CompareAndSet)) == 1
-
-
-def test_command_that_is_too_large_disturbs_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = ProtocolHarness()
-    session = stage.session()
-    monkeypatch.setattr(transitions, "COMMAND_BYTES_MAX", 100)
-    transactions = [CommandTransaction((("c", each),)) for each in (AddSchema(None, b"x" * 100), Seal(at(1)))]
-    large, small = stage.run(commit_transactions(session, *transactions))
-    assert isinstance(refused(large), UsageError)
-    assert small == (at(1),)
 
 
 # Failures that are determinate.

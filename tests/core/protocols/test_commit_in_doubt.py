@@ -17,7 +17,7 @@ from timespine.core.protocols.maintain import roll_up
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.core.transitions import AppendNextResult, CommitSink, ExpireCommitter, Seal
-from timespine.errors import Fenced, Indeterminate, UpperMismatch
+from timespine.errors import Fenced, Indeterminate, StoreFenced, UpperMismatch
 from timespine.testing.formats.naive import data_of
 from timespine.testing.simulator import core_writes
 from timespine.testing.simulator.core_writes import append_data_to_many
@@ -58,6 +58,19 @@ def test_group_that_is_in_and_could_not_be_learned_is_in_doubt_and_then_found_co
     assert stage.run(resolve(session)) is True
     assert stage.head().seqno == session.state("c").seqno == before + 1
     stage.agree()
+
+
+@pytest.mark.parametrize("fault", [Fault.DONE, Fault.NOT_DONE])
+def test_group_in_doubt_is_looked_for_once_the_store_is_fenced(fault: Fault) -> None:
+    """It cannot be sent again: what the log has decides."""
+    stage, session = frozen_append(fault)
+
+    def refuse(effect: CompareAndSet) -> None:
+        raise StoreFenced("the epoch is higher")
+
+    stage.answer(CompareAndSet, refuse)
+    assert stage.run(resolve(session)) is (fault is Fault.DONE)
+    assert session.frozen is None
 
 
 def test_lost_reply_is_resolved_by_the_recorded_group_even_after_others_committed() -> None:

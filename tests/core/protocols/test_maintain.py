@@ -13,7 +13,6 @@ from timespine.core.effects import CompareAndSet, MergeRuns, PutBlob
 from timespine.core.protocols.garbage import collect_garbage, sweep
 from timespine.core.protocols.maintain import (
     expire_lapsed_leases,
-    finalize_if_released,
     is_rollup_due,
     merge_once,
     rewrite_unsealed,
@@ -21,23 +20,21 @@ from timespine.core.protocols.maintain import (
     tidy_unsealed,
 )
 from timespine.core.protocols.session import Session
-from timespine.core.state import Rollup, Status, new_state
+from timespine.core.state import Rollup, new_state
 from timespine.core.transitions import (
     CompareAndAppend,
     Drain,
     ExpireCommitter,
     ExpireWriter,
-    Retain,
     RollUpAll,
     Seal,
     Trim,
     Write,
 )
 from timespine.errors import Fenced, Unavailable
-from timespine.model import CLOSED
 from timespine.testing.formats.naive import data_of
 from timespine.testing.simulator.core_reads import take_lease
-from timespine.testing.simulator.core_writes import compare_and_append_data, write_data
+from timespine.testing.simulator.core_writes import write_data
 
 # Rollups.
 
@@ -175,6 +172,16 @@ def test_expiry_in_a_collection_that_is_not_there_removes_nothing() -> None:
 # Unsealed updates.
 
 
+def test_parts_come_with_the_schemas_of_their_runs_and_unsealed_batches() -> None:
+    stage = ProtocolHarness()
+    session = stage.session()
+    stage.append(session, 1, up("a", 0))
+    stage.run(write_data(session, "c", data_of([up("b", 5)]), at(5), (5,)))
+    head = stage.head()
+    assert [part for _, part in head.parts_with_schemas()] == list(head.parts())
+    assert len(head.unsealed) == 1
+
+
 def test_tidying_drains_what_is_sealed_and_evicts_what_is_drained() -> None:
     stage = ProtocolHarness()
     session = stage.session()
@@ -310,34 +317,10 @@ def test_rewriting_of_what_cancels_out_leaves_nothing_of_it() -> None:
     stage.agree()
 
 
-# The end of a collection.
-
-
-def test_closed_and_released_collection_becomes_a_tombstone() -> None:
-    stage = ProtocolHarness()
-    session = stage.session()
-    stage.append(session, 1, up("a", 0))
-    stage.run(compare_and_append_data(session, "c", None, at(1), CLOSED))
-    stage.commit(session, Retain(CLOSED))
-    assert stage.run(finalize_if_released(session, "c")) is True
-    assert stage.head().status is Status.FINALIZED
-    assert list(stage.head().parts()) == []
-    assert stage.run(finalize_if_released(session, "c")) is True  # it is one
-
-
-def test_collection_that_has_writers_or_readers_is_not_finalized() -> None:
-    stage = ProtocolHarness()
-    session = stage.session()
-    assert stage.run(finalize_if_released(session, "c")) is False
-    stage.run(compare_and_append_data(session, "c", None, at(0), CLOSED))
-    assert stage.run(finalize_if_released(session, "c")) is False
-    assert stage.head().status is Status.OPEN
-
-
 # Fenced sessions.
 
 
-@pytest.mark.parametrize("protocol", [roll_up, expire_lapsed_leases, tidy_unsealed, finalize_if_released, merge_once])
+@pytest.mark.parametrize("protocol", [roll_up, expire_lapsed_leases, tidy_unsealed, merge_once])
 def test_maintenance_by_a_session_that_was_expired_is_fenced(protocol: Any) -> None:
     stage, session, other = asked_for_a_merge()
     stage.commit(other, ExpireCommitter(session.committer), ExpireWriter(session.writer))

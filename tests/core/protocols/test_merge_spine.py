@@ -10,6 +10,7 @@ from timespine.core.effects import (
     DeleteFiles,
     DropMerge,
     FinishMerge,
+    KeptFiles,
     MergeSlice,
     OpenMerge,
     Sleep,
@@ -361,6 +362,22 @@ def test_close_deletes_garbage_and_what_cannot_be_deleted_stays_garbage(spine):
     spine.run(merge_spine.close())
     assert spine.levels.files.garbage == ()
     assert spine.folder.files == {}
+
+
+def test_what_a_reader_needs_stays_garbage_until_it_is_gone(spine):
+    spine.resources = HIGH
+    spine.put(1, 1)
+    spine.run(merge_spine.merge_level(0))
+    (name,) = spine.folder.files
+    spine.resources = Resources()
+    spine.put(1, 1, 1)
+    real = spine.folder.delete
+    spine.folder.delete = lambda manifests, names: KeptFiles(manifests, names)
+    spine.run(merge_spine.merge_level(0))
+    assert spine.levels.files.garbage == (name,)
+    spine.folder.delete = real
+    spine.run(merge_spine.close())
+    assert spine.levels.files.garbage == ()
 
 
 def test_small_batches_are_merged_on_request(spine):

@@ -262,9 +262,9 @@ def test_append_of_a_blob_is_never_over_the_inline_budget() -> None:
 def test_frontiers_of_another_shape_are_usage_errors(wrong: Any) -> None:
     scene = StateHarness()
     for command in (
-        CompareAndAppend((), wrong, at(5)),
-        CompareAndAppend((), at(0), wrong),
-        AdvanceUpper(wrong),
+        lambda: CompareAndAppend((), wrong, at(5)),
+        lambda: CompareAndAppend((), at(0), wrong),
+        lambda: AdvanceUpper(wrong),
     ):
         assert isinstance(scene.declined(command), UsageError), command
 
@@ -297,8 +297,8 @@ def test_part_of_times_of_another_shape_is_a_usage_error(field: str) -> None:
 def test_part_that_cannot_be_stored_is_a_usage_error(changes: dict[str, Any]) -> None:
     part = inline_part([up("a", 0)], **changes)
     lower_than_parts = HollowBatch(Description(at(0), at(5), at(0)), -1, (Run((part,)),))
-    command = CompareAndAppend((lower_than_parts,), at(0), at(5))
-    assert isinstance(StateHarness().declined(command), UsageError)
+    reply = StateHarness().declined(lambda: CompareAndAppend((lower_than_parts,), at(0), at(5)))
+    assert isinstance(reply, UsageError)
 
 
 # Append for replicated writers.

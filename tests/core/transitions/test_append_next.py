@@ -295,9 +295,9 @@ def test_append_to_a_closed_collection_is_refused() -> None:
 def test_append_at_what_is_no_time_is_a_usage_error(wrong: Any) -> None:
     scene = complete_to(5)
     part = inline_part([up("a", 0)])
-    assert isinstance(scene.declined(AppendNext(batch(at(0), at(0), part), wrong)), UsageError)
+    assert isinstance(scene.declined(lambda: AppendNext(batch(at(0), at(0), part), wrong)), UsageError)
     if wrong is not None:
-        assert isinstance(scene.declined(AppendNext(batch(at(0), at(0), part), 0, wrong)), UsageError)
+        assert isinstance(scene.declined(lambda: AppendNext(batch(at(0), at(0), part), 0, wrong)), UsageError)
 
 
 def test_append_at_the_last_time_is_a_usage_error() -> None:

@@ -84,7 +84,7 @@ def test_holders_are_named_by_what_they_are() -> None:
 def test_rollup_of_a_past_state_is_recorded() -> None:
     scene = scene_at(5)
     assert scene.do(AddRollup(4, "c/w1/s1", 99)) is True
-    assert scene.state.rollups == {4: Rollup("c/w1/s1", 99)}
+    assert scene.state.rollups == {4: Rollup("c/w1/s1", 99, added_ms=scene.now_ms)}
     assert list(scene.state.keys()) == ["c/w1/s1"]
 
 
@@ -97,7 +97,7 @@ def test_rollup_not_newer_than_the_newest_is_of_no_use() -> None:
 
 @pytest.mark.parametrize("seqno", [-1, 6, True, 1.0, None])
 def test_rollup_of_a_state_that_is_not_there_is_a_usage_error(seqno: Any) -> None:
-    assert isinstance(scene_at(5).declined(AddRollup(seqno, "c/w1/s1", 99)), UsageError)
+    assert isinstance(scene_at(5).declined(lambda: AddRollup(seqno, "c/w1/s1", 99)), UsageError)
 
 
 @pytest.mark.parametrize(("key", "refusal"), [("c/w9/s1", Fenced), ("d/w1/s1", UsageError), ("s1", UsageError)])
@@ -107,7 +107,7 @@ def test_rollup_of_an_unregistered_writer_is_refused(key: str, refusal: type) ->
 
 @pytest.mark.parametrize("size", [-1, None, "99", 1 << 63])
 def test_rollup_of_no_size_is_a_usage_error(size: Any) -> None:
-    assert isinstance(scene_at(5).declined(AddRollup(4, "c/w1/s1", size)), UsageError)
+    assert isinstance(scene_at(5).declined(lambda: AddRollup(4, "c/w1/s1", size)), UsageError)
 
 
 def with_rollups(scene: StateHarness, *seqnos: int) -> StateHarness:
@@ -197,7 +197,7 @@ def test_schema_over_the_limit_of_schemas_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize("schema", [None, 7, "text"])
 def test_schema_that_is_not_bytes_is_a_usage_error(schema: Any) -> None:
-    assert isinstance(StateHarness().declined(AddSchema(None, schema)), UsageError)
+    assert isinstance(StateHarness().declined(lambda: AddSchema(None, schema)), UsageError)
 
 
 # The end.

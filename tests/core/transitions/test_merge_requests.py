@@ -53,7 +53,7 @@ def test_exert_without_fuel_or_without_work_changes_nothing() -> None:
 
 @pytest.mark.parametrize("fuel", [-1, 1.5, None, True, "8"])
 def test_exert_of_no_fuel_is_a_usage_error(fuel: Any) -> None:
-    assert isinstance(StateHarness().declined(Exert(fuel)), UsageError)
+    assert isinstance(StateHarness().declined(lambda: Exert(fuel)), UsageError)
 
 
 def test_exert_drops_claims_on_what_it_merges_further() -> None:

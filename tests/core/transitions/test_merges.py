@@ -66,7 +66,7 @@ def test_claim_on_what_is_not_fueled_is_not_granted(id: tuple[int, int]) -> None
 @pytest.mark.parametrize(("claimant", "term_ms"), [("m1", "300"), ("m1", 1 << 70), ("m1", -5), ("A/B", 300), (None, 1)])
 def test_claim_with_a_bad_name_or_term_is_a_usage_error(claimant: Any, term_ms: Any) -> None:
     scene, request = fueled()
-    assert isinstance(scene.declined(ClaimMerge(request.id, claimant, term_ms)), UsageError)
+    assert isinstance(scene.declined(lambda: ClaimMerge(request.id, claimant, term_ms)), UsageError)
 
 
 def test_claim_keeps_no_process_from_applying_a_result() -> None:

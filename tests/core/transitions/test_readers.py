@@ -80,8 +80,8 @@ def test_without_readers_no_state_is_held() -> None:
 
 @pytest.mark.parametrize("name", ["", "R", "a/b", None])
 def test_readers_and_holds_need_a_well_formed_name(name: Any) -> None:
-    assert isinstance(StateHarness().declined(RegisterReader(name, None, TERM_MS)), UsageError)
-    assert isinstance(StateHarness().declined(RegisterHold(name, None, "t")), UsageError)
+    assert isinstance(StateHarness().declined(lambda: RegisterReader(name, None, TERM_MS)), UsageError)
+    assert isinstance(StateHarness().declined(lambda: RegisterHold(name, None, "t")), UsageError)
 
 
 @pytest.mark.parametrize("since", [at(1, 1), 3, (3,)])
@@ -90,17 +90,17 @@ def test_since_of_another_shape_is_a_usage_error(since: Any) -> None:
     scene.do(RegisterReader("r1", None, TERM_MS))
     scene.do(RegisterHold("h1", None, "t"))
     for command in (
-        RegisterReader("r2", since, TERM_MS),
-        RegisterHold("h2", since, "t"),
-        DowngradeReader("r1", since, None),
-        CompareAndDowngrade("h1", "t", "t", since),
-        Retain(since),
+        lambda: RegisterReader("r2", since, TERM_MS),
+        lambda: RegisterHold("h2", since, "t"),
+        lambda: DowngradeReader("r1", since, None),
+        lambda: CompareAndDowngrade("h1", "t", "t", since),
+        lambda: Retain(since),
     ):
         assert isinstance(scene.declined(command), UsageError), command
 
 
 def test_term_of_a_reader_that_is_no_number_is_a_usage_error() -> None:
-    assert isinstance(StateHarness().declined(RegisterReader("r1", None, "1 s")), UsageError)  # type: ignore[arg-type]
+    assert isinstance(StateHarness().declined(lambda: RegisterReader("r1", None, "1 s")), UsageError)  # type: ignore[arg-type]
 
 
 def test_closed_hold_on_an_open_collection_is_a_usage_error() -> None:

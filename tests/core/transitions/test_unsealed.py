@@ -118,7 +118,7 @@ def test_write_of_a_rewritten_part_is_a_usage_error() -> None:
 
 @pytest.mark.parametrize(("lower", "latest"), [(at(1, 1), (3,)), (at(1), (3, 3)), (at(1), 3), ((1,), (3,))])
 def test_write_at_times_of_another_shape_is_a_usage_error(lower: Any, latest: Any) -> None:
-    assert isinstance(StateHarness().declined(Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
+    assert isinstance(StateHarness().declined(lambda: Write(lower, latest, (inline_part([up("a", 3)]),))), UsageError)
 
 
 def test_write_over_the_inline_budget_is_refused_with_the_numbers() -> None:

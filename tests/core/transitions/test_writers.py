@@ -52,23 +52,23 @@ def test_registering_a_writer_again_never_shortens_its_lease(now_ms: int) -> Non
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_names_outside_the_grammar_are_usage_errors(name: Any) -> None:
     scene = StateHarness()
-    assert isinstance(scene.declined(RegisterWriter(name, TERM_MS)), UsageError)
-    assert isinstance(scene.declined(RegisterCommitter(name, TERM_MS)), UsageError)
-    assert isinstance(scene.declined(CommitSink(name, 0)), UsageError)
+    assert isinstance(scene.declined(lambda: RegisterWriter(name, TERM_MS)), UsageError)
+    assert isinstance(scene.declined(lambda: RegisterCommitter(name, TERM_MS)), UsageError)
+    assert isinstance(scene.declined(lambda: CommitSink(name, 0)), UsageError)
 
 
 @pytest.mark.parametrize("term_ms", BAD_TERMS)
 def test_terms_out_of_range_are_usage_errors(term_ms: Any) -> None:
     scene = StateHarness()
-    assert isinstance(scene.declined(RegisterWriter("w2", term_ms)), UsageError)
-    assert isinstance(scene.declined(RegisterCommitter("k1", term_ms)), UsageError)
-    assert isinstance(scene.declined(RegisterReader("r1", None, term_ms)), UsageError)
+    assert isinstance(scene.declined(lambda: RegisterWriter("w2", term_ms)), UsageError)
+    assert isinstance(scene.declined(lambda: RegisterCommitter("k1", term_ms)), UsageError)
+    assert isinstance(scene.declined(lambda: RegisterReader("r1", None, term_ms)), UsageError)
 
 
 @pytest.mark.parametrize("term_ms", NO_NUMBERS)
 @pytest.mark.parametrize("register", [RegisterWriter, RegisterCommitter])
 def test_terms_that_are_no_numbers_are_usage_errors(register: Any, term_ms: Any) -> None:
-    assert isinstance(StateHarness().declined(register("w2", term_ms)), UsageError)
+    assert isinstance(StateHarness().declined(lambda: register("w2", term_ms)), UsageError)
 
 
 def test_heartbeat_extends_the_lease_once_a_quarter_of_the_term_has_passed() -> None:
@@ -112,7 +112,7 @@ def test_a_writer_is_kept_for_longer_than_its_term_and_is_never_cut_short() -> N
 
 @pytest.mark.parametrize("term_ms", BAD_TERMS)
 def test_a_writer_cannot_be_kept_for_a_term_that_is_none(term_ms: Any) -> None:
-    assert isinstance(StateHarness().declined(HeartbeatWriter(WRITER, term_ms)), UsageError)
+    assert isinstance(StateHarness().declined(lambda: HeartbeatWriter(WRITER, term_ms)), UsageError)
 
 
 def test_expired_writer_is_gone_whatever_its_lease_says() -> None:
@@ -175,11 +175,11 @@ def test_sink_batch_older_than_the_last_is_already_committed() -> None:
 
 @pytest.mark.parametrize("number", [-1, True, 1.0, "1", None])
 def test_sink_batch_must_be_a_number_from_zero_on(number: Any) -> None:
-    assert isinstance(StateHarness().declined(CommitSink("s1", number)), UsageError)
+    assert isinstance(StateHarness().declined(lambda: CommitSink("s1", number)), UsageError)
 
 
 def test_sink_batch_beyond_64_bits_is_a_usage_error() -> None:
-    assert isinstance(StateHarness().declined(CommitSink("s1", 1 << 64)), UsageError)
+    assert isinstance(StateHarness().declined(lambda: CommitSink("s1", 1 << 64)), UsageError)
 
 
 def test_sinks_are_counted_apart_and_never_expire() -> None:

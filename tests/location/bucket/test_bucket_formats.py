@@ -86,10 +86,10 @@ def test_an_object_under_another_name_is_refused() -> None:
 def test_an_object_of_another_kind_or_of_the_future_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CorruptionError, match="kind 76"):
         decode_index(slot_name(5), encode_slot(5, 66, (GROUP,)))
-    monkeypatch.setattr(formats, "VERSION", 2)
+    monkeypatch.setattr(formats, "FIRST_VERSION", 3)
     newer = encode_base(BASE)
     monkeypatch.undo()
-    with pytest.raises(VersionError, match="version 2"):
+    with pytest.raises(VersionError, match="version 3"):
         decode_base(newer)
 
 

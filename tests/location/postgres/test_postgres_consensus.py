@@ -62,7 +62,12 @@ def test_a_compare_and_set_is_one_statement_for_any_number_of_keys(log, monkeypa
     log.compare_and_set([LogWrite(f"k{number}", None, b"x") for number in range(100)])
     log.compare_and_set([LogWrite("k1", 0, b"x")])
     log.scan("k1")
-    assert len(calls) == 3
+    assert log.heads([f"k{number}" for number in range(101)]) == {
+        **{f"k{n}": 0 for n in range(100)},
+        "k1": 1,
+        "k100": None,
+    }
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
@@ -85,6 +90,14 @@ def test_the_adapter_sets_its_own_isolation(isolation, own, log):
     for thread in threads:
         thread.join(60)
     assert len(log.scan("a")) == 41
+
+
+def test_a_pooler_that_drops_settings_is_refused(own, log, monkeypatch):
+    own(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(own.name)))
+    connect = LimitedConnection.connect
+    monkeypatch.setattr(LimitedConnection, "connect", lambda *a, options, **k: connect(*a, **k))
+    with pytest.raises(UsageError, match="pooler"):
+        PostgresConsensus(own.conninfo, log.name)
 
 
 def test_roles_can_do_what_they_need_and_nothing_else(postgres, own, log):
@@ -188,6 +201,7 @@ def test_a_log_that_goes_back_is_found_by_every_call(own, log):
         lambda: log.head("a"),
         lambda: log.scan("a"),
         lambda: log.scan("a", 2),
+        lambda: log.heads(["a", "b"]),
         lambda: log.compare_and_set([LogWrite("a", 2, b"x")]),
     ):
         with pytest.raises(CorruptionError, match="went back"):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import tempfile
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from assertions import until
-from servers.postgres_server import PostgresServer, run_postgres, start_postgres
-from servers.shared_process import stop
+from servers.killable import killable_postgres
 
 import timespine as ts
 from timespine.errors import Indeterminate, Unavailable, UsageError
@@ -24,27 +18,9 @@ THREADS, KILLS, APPENDS = 4, 3, 10
 
 @pytest.fixture
 def own_server():
-    """A server of this test alone: a function that kills it, and starts it again on the same files."""
-    folder = Path(tempfile.mkdtemp(prefix="timespine-killed-"))
-    server = PostgresServer(start_postgres(folder))
-
-    def killed(*settings):
-        os.kill(server.pid, signal.SIGKILL)
-        stop({"pid": server.pid, "folder": str(folder / "nothing")})
-        # Sessions of the dead server end by themselves, and the new one waits for them.
-        until(lambda: started_again(settings))
-
-    def started_again(settings):
-        try:
-            server.pid = run_postgres(folder, server.port, *settings)["pid"]
-        except RuntimeError:
-            return False
-        return True
-
-    server.killed = killed
-    yield server
-    stop({"pid": server.pid, "folder": str(folder), "signal": "SIGQUIT"})
-    shutil.rmtree(folder, ignore_errors=True)
+    """A server of this test alone."""
+    with killable_postgres() as server:
+        yield server
 
 
 def test_kill_of_the_server_loses_nothing_acknowledged_and_doubles_nothing(own_server, moto):
@@ -74,7 +50,7 @@ def test_kill_of_the_server_loses_nothing_acknowledged_and_doubles_nothing(own_s
         for _ in range(KILLS):
             before = len(done)
             until(lambda before=before: len(done) >= before + APPENDS)
-            own_server.killed()
+            own_server.kill()
         before = len(done)
         until(lambda: len(done) >= before + APPENDS)
         stopping.set()
@@ -90,6 +66,6 @@ def test_kill_of_the_server_loses_nothing_acknowledged_and_doubles_nothing(own_s
 def test_a_server_that_does_not_sync_is_refused(own_server, moto):
     database = own_server.make_database()
     migrate(own_server.conninfo(database))
-    own_server.killed("fsync=off")
+    own_server.kill("fsync=off")
     with pytest.raises(UsageError, match="fsync"):
         ts.open(moto.url(), consensus=own_server.conninfo(database), storage=moto.storage)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from virtual_latency import GET_MS, SlowBlob, VirtualClock, VirtualPool
 
 from timespine.errors import CorruptionError, Determinate
 from timespine.location.memory import MemoryBlob
 from timespine.location.remote.read_ahead import REQUESTS_MAX, BlobRange, ReadAheadBlob
 from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.testing.conformance import BlobConformance
+from timespine.testing.latency import S3, SlowBlob, VirtualClock, VirtualPool
 
 
 class TestReadAheadBlob(BlobConformance):
@@ -45,7 +45,7 @@ def test_what_is_announced_is_fetched_32_at_a_time_and_each_blob_once(slow: Slow
     for number in range(64):
         assert blob.get_range(f"c/w/{number}", 3, 6) == b"%03d" % number
         assert blob.get(f"c/w/{number}") == b"%03d" % number * 100
-    assert clock.now == 2 * GET_MS
+    assert clock.now == 2 * S3.get
     assert slow.calls == {"get": 64}
 
 
@@ -56,7 +56,7 @@ def test_what_was_not_announced_is_read_as_ever(slow: SlowBlob, clock: VirtualCl
     assert blob.get_range("c/w/1", 150, 201)[:1] == b"0"
     assert blob.get("c/w/1")[:3] == b"001"
     assert blob.get_range("c/w/2", 0, 3) == b"002"
-    assert (slow.calls["get"], clock.now) == (5, 4 * GET_MS)
+    assert (slow.calls["get"], clock.now) == (5, 4 * S3.get)
 
 
 def test_missing_blobs_and_ranges_beyond_the_end_answer_as_without_it(slow: SlowBlob) -> None:

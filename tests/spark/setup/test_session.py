@@ -53,10 +53,10 @@ def test_without_pyspark_it_says_what_to_install(monkeypatch):
 
 
 def test_a_master_of_spark_connect_is_a_remote_and_that_of_conf_wins():
-    assert module._wanted("sc://host:1", None) == {"spark.remote": "sc://host:1"}
-    assert module._wanted("local[2]", {"spark.master": "yarn"}) == {"spark.master": "yarn"}
-    assert module._wanted("local", {"spark.master": "sc://host"}) == {"spark.remote": "sc://host"}
-    assert module._wanted(None, {"a": True, "b": 3, "c": "X"}) == {"a": "true", "b": "3", "c": "X"}
+    assert module._to_settings("sc://host:1", None) == {"spark.remote": "sc://host:1"}
+    assert module._to_settings("local[2]", {"spark.master": "yarn"}) == {"spark.master": "yarn"}
+    assert module._to_settings("local", {"spark.master": "sc://host"}) == {"spark.remote": "sc://host"}
+    assert module._to_settings(None, {"a": True, "b": 3, "c": "X"}) == {"a": "true", "b": "3", "c": "X"}
 
 
 def test_a_remote_of_the_environment_is_used_unless_a_master_is_asked_for(monkeypatch):

@@ -234,6 +234,19 @@ def test_two_helpers_in_one_batch_need_a_name_each(orders, copy, store, spark, t
     assert said == [0, 0]
 
 
+def test_what_a_helper_refuses_stands_in_the_first_line_of_the_error_of_its_query(copy, spark, tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.json").write_text('{"id": 1, "nothing": 2}')
+    frame = spark.readStream.schema("id bigint, nothing bigint").json(str(tmp_path / "files"))
+    writer = frame.writeStream.foreachBatch(foreach_batch(copy, "upsert"))
+    with pytest.raises(PySparkException) as raised:
+        ran(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
+    said = str(raised.value).splitlines()
+    assert "timespine.errors." in said[0], said[0]
+    assert "nothing" in said[0], said[0]
+    assert "Traceback" not in said[0], said[0]
+
+
 def rows_as_of(collection, time):
     return {row["id"]: row["name"] for row in collection.snapshot(time).to_pylist()}
 

@@ -63,8 +63,8 @@ def test_an_upsert_that_is_computed_again_writes_the_same_rows(store, items, cou
     frame, count = counted
     original, runs = run_tasks.run_write_tasks, []
 
-    def racing(*arguments):
-        answers = original(*arguments)
+    def racing(*arguments, **options):
+        answers = original(*arguments, **options)
         if not runs:
             items.evolve(add={"more": ("int64", 3)})
         runs.append(answers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import traceback
 
 import pytest
 from pyspark.errors import PySparkException
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F
 import timespine as ts
 from timespine.errors import UsageError
 from timespine.spark import hide_tracebacks
-from timespine.spark.hide_tracebacks import HIDE, plain_errors
+from timespine.spark.hide_tracebacks import HIDE, plain_errors, puts_message_first
 from timespine.spark.options import WRITE, Options
 from timespine.spark.write.data_source_writer import batch_sink
 
@@ -249,6 +250,26 @@ def test_only_errors_of_ours_lose_their_traceback_and_only_in_workers(monkeypatc
     with pytest.raises(UsageError), plain_errors():
         raise UsageError("wrong")
     assert os.environ[HIDE] == "1"
+
+
+def test_the_traceback_of_an_error_of_a_helper_begins_with_its_message():
+    @puts_message_first
+    def fails(wrong):
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise wrong from error
+
+    for wrong, begins in (
+        (UsageError("say this"), "timespine.errors.UsageError: say this\n"),
+        (ValueError(), "Traceback"),
+    ):
+        with pytest.raises(type(wrong)) as raised:
+            fails(wrong)
+        text = "".join(traceback.format_exception(raised.value))
+        assert text.startswith(begins), text
+        assert "KeyError: 'inner'" in text, "the causes are still there"
+        assert raised.value is wrong
 
 
 CONNECT = """

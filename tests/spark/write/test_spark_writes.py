@@ -122,8 +122,8 @@ def beside(monkeypatch, items, *works):
     """Let others do something as soon as tasks have worked out a change; how often they did that."""
     original, calls, left = run_tasks.run_write_tasks, [], list(works)
 
-    def racing(*arguments):
-        sent = original(*arguments)
+    def racing(*arguments, **options):
+        sent = original(*arguments, **options)
         calls.append(arguments)
         if left:
             left.pop(0)()
@@ -219,8 +219,8 @@ def _race(monkeypatch, happens):
     """Let something happen once, when the tasks have written their rows and the driver has not committed them."""
     original, raced = run_tasks.run_write_tasks, []
 
-    def racing(*arguments):
-        sent = original(*arguments)
+    def racing(*arguments, **options):
+        sent = original(*arguments, **options)
         if not raced:
             raced.append(happens())
         return sent
@@ -268,14 +268,14 @@ def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, s
     seen = []
     original = run_tasks.run_write_tasks
 
-    def looking(*arguments):
+    def looking(*arguments, **options):
         (writer,) = [each for each in items._handle.context.writing if each[0] == items.id]
         before = items._handle.state().writers[writer[1]].until_ms
         items._handle.context.writing[writer] -= 3600
         store._context.clock, clock = lambda: clock() + 600, store._context.clock
         store._heartbeat_thread.heartbeat_once()
         seen.append((writer[1], before))
-        return original(*arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(run_tasks, "run_write_tasks", looking)
     items.append(frame(spark, 0, 100))

@@ -27,7 +27,7 @@ from timespine.cli.options import (
     parse_time_option,
 )
 from timespine.cli.output.destination import for_document
-from timespine.cli.output.progress import progress, waiting
+from timespine.cli.output.progress import progress, spinner
 from timespine.cli.output.row_writers import write_done
 from timespine.cli.output.text import count_text, type_text
 from timespine.client.time_args import plain_frontier
@@ -104,9 +104,9 @@ def append_verb(
     with open_store_at(store, writes_rows=True) as open_store:
         collection = open_store.collection(name)
         schema = collection.schema
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
+        with spinner(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, schema)
-        with waiting(f"appending {count_text(rows.num_rows, 'row')}"):
+        with spinner(f"appending {count_text(rows.num_rows, 'row')}"):
             if upsert:
                 done = collection.upsert(rows)
             else:
@@ -151,19 +151,19 @@ def load_verb(
     source = LoadedFiles(Path(path))
     rows = 0
 
-    def taken(done: int) -> None:
+    def count_rows_so_far(done: int) -> None:
         nonlocal rows
         rows = done
-        told(done, source.rows)
+        report(done, source.rows)
 
-    with open_store_at(store, writes_rows=True) as open_store, progress(f"loading {name}") as told:
+    with open_store_at(store, writes_rows=True) as open_store, progress(f"loading {name}") as report:
         try:
             made = open_store.load(
                 name,
                 path,
                 key=key or (),
                 cluster=cluster or (),
-                progress=taken,
+                progress=count_rows_so_far,
                 timeline=timeline.value,
                 retain=retain,
                 replace=replace,

@@ -160,11 +160,11 @@ def list_verb(
     where = destination(output, to)
     columns = (*_LISTED, *_COSTS) if verbose else _LISTED
     with open_store_at(store, read_only=True) as open_store:
-        found = [_listed(open_store, name) for name in open_store.names()]
+        found = [_summarize(open_store, name) for name in open_store.names()]
     write_table(where, columns, [{column: each[column] for column in columns} for each in found])
 
 
-def _listed(store: Store, name: str) -> dict[str, Any]:
+def _summarize(store: Store, name: str) -> dict[str, Any]:
     """Make one line. A damaged collection does not hide the others."""
     try:
         found = store.collection(name).inspect()
@@ -197,11 +197,11 @@ def describe_verb(store: StorePath, name: Name, output: Output = None, to: To = 
     """
     where = for_document(output, to)
     with open_store_at(store, read_only=True) as open_store:
-        found = _described(open_store.collection(name))
+        found = _describe(open_store.collection(name))
     write_document(where, found, lambda: _description(found))
 
 
-def _described(collection: Collection) -> dict[str, Any]:
+def _describe(collection: Collection) -> dict[str, Any]:
     state = collection.inspect()
     schema = collection.schema
     entry = handle_of(collection).entry

@@ -19,23 +19,27 @@ def add_commands(app: typer.Typer) -> None:
     app.command("evolve")(evolve_verb)
 
 
-def _repeated(option: str, metavar: str, help: str) -> Any:
+def _repeatable_option(option: str, metavar: str, help: str) -> Any:
     return typer.Option(option, metavar=metavar, help=f"{help} May be repeated.", show_default=False)
 
 
 def evolve_verb(
     store: StorePath,
     name: Name,
-    add: Annotated[list[str] | None, _repeated("--add", "NAME:TYPE", "A new column, null in old rows.")] = None,
+    add: Annotated[
+        list[str] | None, _repeatable_option("--add", "NAME:TYPE", "A new column, null in old rows.")
+    ] = None,
     default: Annotated[
         list[str] | None,
-        _repeated("--default", "NAME=VALUE", "The value of a new column in old rows, instead of null."),
+        _repeatable_option("--default", "NAME=VALUE", "The value of a new column in old rows, instead of null."),
     ] = None,
-    drop: Annotated[list[str] | None, _repeated("--drop", "NAME", "The name of a column to drop.")] = None,
+    drop: Annotated[list[str] | None, _repeatable_option("--drop", "NAME", "The name of a column to drop.")] = None,
     rename: Annotated[
-        list[str] | None, _repeated("--rename", "OLD=NEW", "The old and the new name of a column.")
+        list[str] | None, _repeatable_option("--rename", "OLD=NEW", "The old and the new name of a column.")
     ] = None,
-    widen: Annotated[list[str] | None, _repeated("--widen", "NAME:TYPE", "A larger type for a column.")] = None,
+    widen: Annotated[
+        list[str] | None, _repeatable_option("--widen", "NAME:TYPE", "A larger type for a column.")
+    ] = None,
     expected: Annotated[
         int | None,
         typer.Option(
@@ -55,7 +59,7 @@ def evolve_verb(
       timespine evolve ./data orders --widen count:int64 --drop note
     """
     where = for_document(output)
-    added = _added(to_types(add or (), "--add"), _pairs(default or [], "--default", "currency=EUR"))
+    added = _columns_to_add(to_types(add or (), "--add"), _pairs(default or [], "--default", "currency=EUR"))
     if not any((add, drop, rename, widen)):
         raise UsageError("name a change: --add, --drop, --rename or --widen")
     with open_store_at(store) as open_store:
@@ -72,7 +76,7 @@ def evolve_verb(
     write_done(where, result, lambda: f"schema {id}: {', '.join(f'{each}:{type}' for each, type in columns.items())}\n")
 
 
-def _added(types: dict[str, str], defaults: dict[str, str]) -> dict[str, Any]:
+def _columns_to_add(types: dict[str, str], defaults: dict[str, str]) -> dict[str, Any]:
     """Combine new columns with their types and their defaults."""
     unknown = next((name for name in defaults if name not in types), None)
     if unknown is not None:

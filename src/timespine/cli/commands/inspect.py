@@ -193,12 +193,12 @@ def _diffs(collection: Collection) -> Table:
     rows = []
     for seqno, data in handle.committer.driver.consensus.scan(handle.id, 0):
         kind = envelope_kind(data)
-        changed = ["everything"] if kind is EnvelopeKind.STATE else _changed(decode_diff(data))
+        changed = ["everything"] if kind is EnvelopeKind.STATE else _describe_changes(decode_diff(data))
         rows.append({"seqno": seqno, "kind": kind.name.lower(), "bytes": len(data), "changes": ", ".join(changed)})
     return _DIFFS, rows
 
 
-def _changed(change: StateDiff) -> list[str]:
+def _describe_changes(change: StateDiff) -> list[str]:
     """List the changes of a diff in words."""
     fresh = StateDiff(change.n)
     names = [name for name in StateDiff.__struct_fields__ if getattr(change, name) != getattr(fresh, name)]

@@ -14,7 +14,7 @@ import typer
 from timespine.cli.error_report import CORRUPT, UNAVAILABLE
 from timespine.cli.options import Name, Output, StorePath, To, check_path, open_store_at
 from timespine.cli.output.destination import Destination, OutputFormat, destination, for_document
-from timespine.cli.output.progress import progress, waiting
+from timespine.cli.output.progress import progress, spinner
 from timespine.cli.output.row_writers import done_document, write_document, write_done, write_table
 from timespine.cli.output.text import count_text, fields, one_line, size
 from timespine.client.diagnostics.doctor import HealthReport, examine
@@ -53,7 +53,7 @@ def compact_verb(store: StorePath, name: Name, output: Output = None) -> None:
     with open_store_at(store) as open_store:
         collection = open_store.collection(name)
         before = collection.inspect()
-        with waiting(f"merging {count_text(before.rows, 'update')}"):
+        with spinner(f"merging {count_text(before.rows, 'update')}"):
             collection.compact(wait=True)
         after = collection.inspect()
     result = {
@@ -100,7 +100,7 @@ def maintain_verb(
     failures = 0
     with open_store_at(store) as open_store, _on_spark(open_store) if spark else nullcontext():
         for number in count(1):
-            with waiting("maintaining the store"):
+            with spinner("maintaining the store"):
                 report = open_store.maintain(*names or (), sweep=sweep)
             _report(report, where)
             failures += report.failures
@@ -151,7 +151,7 @@ def vacuum_verb(
       timespine vacuum ./data --delete
     """
     where = destination(output, to)
-    with open_store_at(store, read_only=not delete) as open_store, waiting("looking for files that nothing refers to"):
+    with open_store_at(store, read_only=not delete) as open_store, spinner("looking for files that nothing refers to"):
         found = open_store.vacuum(dry_run=not delete)
     verb = "deleted" if found.deleted else "could be deleted: run it again with --delete"
     summary = f"{count_text(len(found.blobs), 'file')}, {size(found.bytes)}{f' {verb}' if found.blobs else ''}\n"

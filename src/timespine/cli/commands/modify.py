@@ -16,7 +16,7 @@ from timespine.cli.input.input_file import STDIN
 from timespine.cli.input.read_rows import read_rows
 from timespine.cli.options import Name, Output, StorePath, Where, check_path, open_store_at
 from timespine.cli.output.destination import Destination, for_document
-from timespine.cli.output.progress import waiting
+from timespine.cli.output.progress import spinner
 from timespine.cli.output.row_writers import write_done
 from timespine.cli.output.text import count_text, type_text
 from timespine.client.collection import Collection
@@ -185,13 +185,13 @@ def _change_by_file(
 ) -> None:
     check_path(file, "the file")
 
-    def changed(collection: Collection) -> CommitResult:
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
+    def change_rows(collection: Collection) -> CommitResult:
+        with spinner(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, collection.schema)
-        with waiting(f"changing rows by {count_text(rows.num_rows, 'row')}"):
+        with spinner(f"changing rows by {count_text(rows.num_rows, 'row')}"):
             return change(collection, rows)
 
-    _change(store, name, out, changed)
+    _change(store, name, out, change_rows)
 
 
 def _change(store: str, name: str, out: Destination, change: Callable[[Collection], CommitResult]) -> None:

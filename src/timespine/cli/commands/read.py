@@ -94,7 +94,7 @@ def snapshot_verb(
     """
     out = destination(output, to)
     names = to_names(columns)
-    with open_store_at(store) as open_store:
+    with open_store_at(store, reads=True) as open_store:
         rows = open_store.collection(name).snapshot(
             parse_time_option(as_of), columns=names, where=where, multiplicity=multiplicity.value, timeout=wait
         )
@@ -145,7 +145,7 @@ def changes_verb(
     """
     out = destination(output, to)
     names = to_names(columns)
-    with open_store_at(store) as open_store:
+    with open_store_at(store, reads=True) as open_store:
         rows = open_store.collection(name).changes(
             parse_time_option(after), parse_time_option(until), columns=names, where=where, images=images, timeout=wait
         )
@@ -190,7 +190,7 @@ def lookup_verb(
       timespine lookup ./data visits tenant=acme --low day=2024-01-01 --high day=2024-01-31
     """
     out = destination(output, to)
-    with open_store_at(store) as open_store:
+    with open_store_at(store, reads=True) as open_store:
         collection = open_store.collection(name)
         schema = collection.schema
         wanted = to_key(key, null, schema, whole=not schema.key)
@@ -227,7 +227,7 @@ def tail_verb(
       timespine tail ./data orders --output json
     """
     out = _endless(output)
-    with open_store_at(store) as open_store:
+    with open_store_at(store, reads=True) as open_store:
         feed = open_store.collection(name).subscribe(
             parse_time_option(as_of), columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
         )
@@ -235,7 +235,7 @@ def tail_verb(
             follower = _Follower(out, stream)
             for event in feed:
                 if event.rows is not None:
-                    follower.tell(_timed(event.rows, event.through))
+                    follower.write_table(_with_time_column(event.rows, event.through))
                 else:
                     follower.say("_progress", event.through, f"complete through {type_text(event.through)}")
 
@@ -260,7 +260,7 @@ def listen_verb(
       timespine listen ./data orders --output json
     """
     out = _endless(output)
-    with open_store_at(store) as open_store:
+    with open_store_at(store, reads=True) as open_store:
         listener = open_store.collection(name).listen(
             columns=to_names(columns), where=where, snapshot=snapshot, timeout=timeout
         )
@@ -268,7 +268,7 @@ def listen_verb(
             follower = _Follower(out, stream)
             for event in listener:
                 if event.rows is not None:
-                    follower.tell(event.rows)
+                    follower.write_table(event.rows)
                 else:
                     follower.say("_sealed", plain_frontier(event.upper), f"sealed up to {type_text(event.upper)}")
 
@@ -289,7 +289,7 @@ class _Follower:
         self._stream = stream
         self._writer = None if where.format is not OutputFormat.json else writer_for(where, stream, pa.schema([]))
 
-    def tell(self, table: pa.Table) -> None:
+    def write_table(self, table: pa.Table) -> None:
         """Write rows."""
         if self._writer is None:
             self._writer = writer_for(self._where, self._stream, table.schema)
@@ -306,7 +306,7 @@ class _Follower:
         self._stream.flush()
 
 
-def _timed(table: pa.Table, time: int) -> pa.Table:
+def _with_time_column(table: pa.Table, time: int) -> pa.Table:
     """Add the column of times to rows: those of a snapshot have its as-of time."""
     if TIME in table.column_names:
         return table

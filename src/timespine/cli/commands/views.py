@@ -1,17 +1,19 @@
-"""Verbs about views: view create, refresh, explain, status, verify, list, drop."""
+"""Verbs about views: view create, refresh, follow, rebuild, explain, status, verify, list, drop."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from timespine.cli.input.input_file import InputFile
 from timespine.cli.options import Name, Output, Retain, StorePath, open_store_at, parse_time_option, to_names
-from timespine.cli.output.destination import for_document
+from timespine.cli.output.destination import OutputFormat, for_document
 from timespine.cli.output.row_writers import write_document, write_done
 from timespine.cli.output.text import fields
+from timespine.client.lazy_views import load_views_module
 from timespine.errors import UsageError
 
 SqlFile = Annotated[
@@ -20,6 +22,9 @@ SqlFile = Annotated[
 ViewNames = Annotated[
     list[str] | None, typer.Argument(metavar="NAME...", help="Views; all, if none is named.", show_default=False)
 ]
+
+Policy = Annotated[str, typer.Option("--policy", help="auto, incremental, incremental_strict or full.")]
+Times = Annotated[str, typer.Option("--times", help="refresh: exact at refresh points; every: at all times.")]
 
 view_app = typer.Typer(name="view", no_args_is_help=True, rich_markup_mode=None)
 
@@ -42,7 +47,9 @@ def create_view_verb(
     name: Name,
     sql: SqlFile = None,
     key: Annotated[str | None, typer.Option("--key", metavar="A,B", help="Columns that identify a row.")] = None,
-    policy: Annotated[str, typer.Option("--policy", help="auto, incremental or full.")] = "auto",
+    policy: Policy = "auto",
+    times: Times = "refresh",
+    replace: Annotated[bool, typer.Option("--replace", help="Take the name of another view.")] = False,
     retain: Retain = None,
     output: Output = None,
 ) -> None:
@@ -55,7 +62,9 @@ def create_view_verb(
     where = for_document(output)
     text = _text(sql)
     with open_store_at(store, writes_rows=True) as open_store:
-        made = open_store.view(name, sql=text, key=to_names(key) or (), policy=policy, retain=retain)
+        made = open_store.view(
+            name, sql=text, key=to_names(key) or (), policy=policy, times=times, retain=retain, replace=replace
+        )
         done = {"name": name, "id": made.id, "mode": made.definition.mode, "reasons": list(made.definition.reasons)}
         write_done(where, done, lambda: f"{made.explain()}\n")
 
@@ -76,25 +85,77 @@ def refresh_verb(
     where = for_document(output)
     with open_store_at(store, writes_rows=True) as open_store:
         done = open_store.refresh(names or None, through=parse_time_option(through))
-    lines = [
-        f"{name}: as of {each.time}, {each.engine}, {each.changes:,} changes" + (f" ({each.why})" if each.why else "")
-        for name, each in done.items()
-    ]
+    lines = [_refreshed_line(name, each) for name, each in done.items()]
     found = {name: asdict(each) for name, each in done.items()}
     write_done(where, found, lambda: "".join(f"{each}\n" for each in lines))
 
 
+def _how(each: Any) -> str:
+    return "nothing to do" if each.engine == "none" else f"{each.how} by {each.engine}"
+
+
+def _refreshed_line(name: str, each: Any) -> str:
+    why = f" ({each.why})" if each.why else ""
+    return f"{name}: as of {each.time}, {_how(each)}, {each.changes:,} changes{why}"
+
+
+@view_app.command("follow")
+def follow_verb(
+    store: StorePath,
+    names: ViewNames = None,
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Refresh at most this often.")] = "1 s",
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0, help="End after this time.", show_default=False),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Keep views fresh as times of their inputs become complete, until an interrupt.
+
+    \b
+    Example:
+      timespine view follow ./data --every "5 s"
+    """
+    where = for_document(output)
+    with open_store_at(store, writes_rows=True) as open_store, where.open() as stream:
+
+        def tell(done: dict[str, Any]) -> None:
+            for name, each in done.items():
+                if where.format is OutputFormat.json:
+                    stream.write(msgspec.json.encode({"name": name, **asdict(each)}) + b"\n")
+                elif each.engine != "none":
+                    stream.write(f"{_refreshed_line(name, each)}\n".encode(where.encoding, "backslashreplace"))
+            stream.flush()
+
+        follow = load_views_module("follow.follow_thread").follow_in_foreground
+        status = follow(open_store, names or None, every, None, tell, timeout)
+    failing = [f"{name}: {each.error}" for name, each in status.views.items() if each.error]
+    if failing:
+        raise UsageError(f"not all views are fresh: {'; '.join(failing)}")
+
+
 @view_app.command("explain")
-def explain_verb(store: StorePath, name: Name, output: Output = None) -> None:
-    """Say how changes of the inputs reach a view, and why not, where they do not.
+def explain_verb(
+    store: StorePath,
+    name: Name,
+    sql: SqlFile = None,
+    policy: Policy = "auto",
+    times: Times = "refresh",
+    output: Output = None,
+) -> None:
+    """Say how changes of the inputs reach a view, and why not, where they do not; with --sql, of one to create.
 
     \b
     Example:
       timespine view explain ./data revenue
     """
     where = for_document(output)
+    query = _text(sql) if sql is not None else None
     with open_store_at(store, read_only=True) as open_store:
-        text = open_store.view(name).explain()
+        if query is None:
+            text = open_store.view(name).explain()
+        else:
+            text = load_views_module("view").explain_query(open_store, name, query, policy=policy, times=times)
     write_document(where, {"name": name, "explanation": text.splitlines()}, lambda: f"{text}\n")
 
 
@@ -109,13 +170,35 @@ def status_verb(store: StorePath, name: Name, output: Output = None) -> None:
     where = for_document(output)
     with open_store_at(store, read_only=True) as open_store:
         found = asdict(open_store.view(name).status())
-    write_document(where, found, lambda: fields([(key, _shown(value)) for key, value in found.items()]))
+    write_document(
+        where, found, lambda: fields([(key, shown) for key, value in found.items() for shown in _shown(value)])
+    )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any) -> list[str]:
+    """Return the lines for one field of a status."""
+    if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
+        return [f"{key}: {_shown(each)[0]}" for key, each in value.items()]
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {each}" for key, each in value.items()) or "none"
-    return str(value)
+        return [", ".join(f"{key} {each}" for key, each in value.items()) or "none"]
+    if isinstance(value, list):
+        return [_shown(each)[0] for each in value] or ["none"]
+    return [str(value)]
+
+
+@view_app.command("rebuild")
+def rebuild_verb(store: StorePath, name: Name, output: Output = None) -> None:
+    """Compute a view again, from its text and the columns that its inputs have now.
+
+    \b
+    Example:
+      timespine view rebuild ./data revenue
+    """
+    where = for_document(output)
+    with open_store_at(store, writes_rows=True) as open_store:
+        done = open_store.view(name).rebuild()
+    kind = "a new collection" if done.is_new else "the same collection"
+    write_done(where, asdict(done), lambda: f"{name}: as of {done.time}, {done.changes:,} changes, {kind}\n")
 
 
 @view_app.command("verify")

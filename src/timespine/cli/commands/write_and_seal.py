@@ -26,7 +26,7 @@ from timespine.cli.options import (
     to_names,
 )
 from timespine.cli.output.destination import destination, for_document
-from timespine.cli.output.progress import waiting
+from timespine.cli.output.progress import spinner
 from timespine.cli.output.row_writers import write_done, write_rows
 from timespine.cli.output.text import count_text, type_text
 from timespine.client.time_args import plain_frontier
@@ -96,9 +96,9 @@ def write_verb(
         schema = collection.schema
         if time_column is not None and time_column not in (*schema.names, *schema.system_names):
             schema = schema.add(time_column, "int64")
-        with waiting(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
+        with spinner(f"reading {file}") if file != STDIN else nullcontext():  # a person may be typing
             rows = read_rows(file, format, schema)
-        with waiting(f"writing {count_text(rows.num_rows, 'row')}"):
+        with spinner(f"writing {count_text(rows.num_rows, 'row')}"):
             done = collection.write(rows, at=moment, times=time_column, late=late.value)
     result = {
         "rows": rows.num_rows,

@@ -36,7 +36,7 @@ def read_csv(source: InputFile, schema: Schema) -> pa.Table:
     table = read.table()
     for name, type in odd.items():
         if name in table.column_names:
-            column = _converted(read, table.column(name).to_pylist(), name, type, schema)
+            column = _convert_cells(read, table.column(name).to_pylist(), name, type, schema)
             table = table.set_column(table.column_names.index(name), name, column)
     return table
 
@@ -58,7 +58,7 @@ class _Csv:
                 return self._read(block, threads=True)
             except _FAILURES as error:
                 if "straddling" not in str(error) or block >= BLOCK_BYTES_MAX:
-                    raise self._told(error, block) from None
+                    raise self._locate_error(error, block) from None
             block *= 32
 
     def line(self, record: int) -> str:
@@ -80,7 +80,7 @@ class _Csv:
             ),
         )
 
-    def _told(self, error: Exception, block: int) -> UsageError:
+    def _locate_error(self, error: Exception, block: int) -> UsageError:
         """Describe an error with line and column. Arrow reports the row only to a reader with one thread."""
         try:
             self._read(block, threads=False)
@@ -99,7 +99,9 @@ class _Csv:
             return header_of(lines)[place]
 
 
-def _converted(read: _Csv, texts: list[str | None], name: str, type: pa.DataType, schema: Schema) -> pa.ChunkedArray:
+def _convert_cells(
+    read: _Csv, texts: list[str | None], name: str, type: pa.DataType, schema: Schema
+) -> pa.ChunkedArray:
     """Convert cells without a CSV form: the text of a list or struct, or base64."""
     convert = from_json(type)
     values: list[dict[str, Any]] = []

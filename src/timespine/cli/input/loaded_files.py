@@ -16,7 +16,7 @@ class LoadedFiles:
     """The Parquet files at a path, in the order of the load."""
 
     def __init__(self, path: Path) -> None:
-        self._files = _counted(path)
+        self._files = _rows_by_file(path)
 
     @property
     def rows(self) -> int | None:
@@ -33,7 +33,7 @@ class LoadedFiles:
         return error_text(error)
 
 
-def _counted(path: Path) -> list[tuple[Path, int]]:
+def _rows_by_file(path: Path) -> list[tuple[Path, int]]:
     """List the files and their numbers of rows; empty if the numbers are unknown, as for a Delta table."""
     if (path / "_delta_log").is_dir():
         return []

@@ -17,15 +17,15 @@ def find_first_wrong_row(rows: Sequence[R], convert: Callable[[Sequence[R]], obj
     low, high = 0, len(rows)
     while high - low > 1:
         middle = (low + high) // 2
-        if _refused(rows[low:middle], convert) is None:
+        if _error_of(rows[low:middle], convert) is None:
             low = middle
         else:
             high = middle
-    error = _refused(rows[low:high], convert)
+    error = _error_of(rows[low:high], convert)
     return None if error is None else (low, error)
 
 
-def _refused(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> UsageError | None:
+def _error_of(rows: Sequence[R], convert: Callable[[Sequence[R]], object]) -> UsageError | None:
     try:
         convert(rows)
     except UsageError as error:

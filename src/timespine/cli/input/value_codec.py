@@ -107,13 +107,13 @@ def from_json(wanted: pa.DataType) -> Convert:
     if types.is_floating(wanted):
         return _float
     if types.is_date(wanted):
-        return _reading(datetime.date.fromisoformat, "a date such as 2024-01-31")
+        return _reader_of(datetime.date.fromisoformat, "a date such as 2024-01-31")
     if types.is_timestamp(wanted):
-        return _reading(_timestamp, "a time such as 2024-01-31T12:00:00.5" + ("Z" if wanted.tz else ""))
+        return _reader_of(_timestamp, "a time such as 2024-01-31T12:00:00.5" + ("Z" if wanted.tz else ""))
     if types.is_decimal(wanted):
-        return _reading(Decimal, f"a number of {type_name(wanted)}")
+        return _reader_of(Decimal, f"a number of {type_name(wanted)}")
     if types.is_binary(wanted):
-        return _reading(lambda text: base64.b64decode(text, validate=True), "base64")
+        return _reader_of(lambda text: base64.b64decode(text, validate=True), "base64")
     if types.is_list(wanted):
         inside = from_json(wanted.value_type)
         return lambda value: [inside(each) for each in value] if isinstance(value, list) else value
@@ -143,7 +143,7 @@ def from_text(text: str, wanted: pa.DataType) -> Any:
         raise UsageError(f"{text[:40]!r} is not a value of {type_name(wanted)}") from None
 
 
-def _reading(read: Callable[[str], Any], what: str) -> Convert:
+def _reader_of(read: Callable[[str], Any], what: str) -> Convert:
     def convert(value: Any) -> Any:
         if not isinstance(value, str):
             return value

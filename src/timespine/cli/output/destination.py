@@ -47,16 +47,16 @@ class OutputStream:
 
     def write(self, data: Any) -> None:
         """Write some bytes."""
-        with self._named():
+        with self._name_errors():
             self._stream.write(data)
 
     def flush(self) -> None:
         """Flush the stream."""
-        with self._named():
+        with self._name_errors():
             self._stream.flush()
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -94,12 +94,12 @@ class Destination:
             return
         target = _target(self.path)
         if _is_special(target):  # write to a pipe or a device, and never replace it
-            with _written(target, "wb", str(self.path)) as sink:
+            with _write_and_rename(target, "wb", str(self.path)) as sink:
                 yield sink
             return
-        unfinished = _unfinished(target)
+        unfinished = _temporary_name(target)
         try:
-            with _written(unfinished, "xb", str(self.path)) as sink:
+            with _write_and_rename(unfinished, "xb", str(self.path)) as sink:
                 yield sink
             os.replace(unfinished, target)
         except BaseException:
@@ -141,7 +141,7 @@ def silence_stdout() -> None:
 
 
 @contextmanager
-def _written(path: Path, mode: str, name: str) -> Iterator[OutputStream]:
+def _write_and_rename(path: Path, mode: str, name: str) -> Iterator[OutputStream]:
     """Write a file under a temporary name, and rename it at the end."""
     stream = cast(BinaryIO, path.open(mode))
     sink = OutputStream(stream, name)
@@ -163,7 +163,7 @@ def _is_special(target: Path) -> bool:
     return target.exists() and not target.is_file()
 
 
-def _unfinished(target: Path) -> Path:
+def _temporary_name(target: Path) -> Path:
     return target.with_name(f".{secrets.token_hex(8)}.unfinished")
 
 
@@ -176,7 +176,7 @@ def _check_writable(path: Path) -> None:
         if any((above / CONSENSUS).is_file() and (above / BLOBS).is_dir() for above in target.parents):
             raise UsageError(f"{path} cannot be written: it is inside of a store")
         if not _is_special(target):
-            trial = _unfinished(target)
+            trial = _temporary_name(target)
             trial.open("xb").close()
             trial.unlink()
         elif not os.access(target, os.W_OK):

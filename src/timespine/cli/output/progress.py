@@ -31,7 +31,7 @@ def progress(what: str, *, unit: str = "rows", shown: bool = True) -> Iterator[T
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
+def spinner(what: str) -> Iterator[None]:
     """Show a spinner while the block runs."""
     if not _is_seen():
         yield

@@ -26,7 +26,7 @@ class RowWriter(Protocol):
     """A writer of rows in one format."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Some rows."""
+        """Write some rows."""
 
     def close(self) -> None:
         """Finish the output after the last row."""
@@ -44,7 +44,7 @@ def write_rows(
     rows = 0
     with where.open() as stream:
         writer = writer_for(where, stream, schema)
-        for batch in _limited(batches, limit):
+        for batch in _limit_rows(batches, limit):
             writer.write(batch)
             rows += batch.num_rows
             if told is not None:
@@ -65,7 +65,7 @@ def writer_for(where: Destination, stream: OutputStream, schema: pa.Schema) -> R
     return TextRows(stream, plain, where)
 
 
-def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+def _limit_rows(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     left = limit
     if left == 0:
         return

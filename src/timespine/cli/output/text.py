@@ -63,7 +63,7 @@ class Columns:
         return f"{self._line(self._names)}\n{'  '.join('-' * width for width in self._widths)}"
 
     def row(self, values: Sequence[Any]) -> str:
-        """One row."""
+        """Return one row."""
         return self._line([self._cell(value) for value in values])
 
     def _cell(self, value: Any) -> str:

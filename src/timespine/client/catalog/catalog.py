@@ -8,30 +8,25 @@ other.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
+from timespine.client.catalog.catalog_log import LOG, first_state, scan_catalog, store_catalog, truncate_catalog
+from timespine.client.catalog.copy_record import CopyRecord, check_usable
 from timespine.client.commit.effect_driver import Driver, fresh_id
-from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
 from timespine.core.encoding.codec import encode_state
 from timespine.core.encoding.envelope import VERSION, EnvelopeKind, unwrap_payload, wrap_payload
 from timespine.core.protocols.commit import ExtraWrites
-from timespine.core.protocols.session import Session, pause_ms, retry, retry_determinate
-from timespine.core.state import Commit, State, new_state
-from timespine.core.transitions import AddSchema, apply
+from timespine.core.protocols.session import Session
 from timespine.errors import (
     CollectionExists,
     CorruptionError,
     Determinate,
-    Indeterminate,
     NameBlocked,
     OwnedCollection,
-    Unavailable,
     UnknownCollection,
     UsageError,
     short_repr,
@@ -40,15 +35,15 @@ from timespine.hints import Hint
 from timespine.ids import check_segment
 from timespine.model.time import INT64_MAX
 
-LOG = "catalog"
-"""The key of the log. No collection can have it: their ids end in a random part."""
-
 TIMELINES = ("clock", "counter")
 ROLES = ("", "view", "stage", "registry")
 """The roles of collections: one of users, a view, the hidden state of a view, the definitions of all views."""
 
 OWNED_VERSION = 2
 """The version of a catalog with owned collections: code that does not know them would seal or change them."""
+
+KEPT_VERSION = 3
+"""The version of a catalog that keeps deleted data, or is that of a copy: older code would delete or change those."""
 
 FOR_EVER = INT64_MAX
 """The policy of a collection that keeps all history, whatever the policy of the store is."""
@@ -107,6 +102,20 @@ class Names(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ids of the last changes, oldest first: a process whose reply was lost finds out whether its change is stored."""
     cancelled: dict[str, int] = {}
     """Cancelled reservations: ids that no transaction will create, and since when. Blobs may still arrive there."""
+    changed_ms: int = 0
+    """When this entry was made, by the clock of its process; 0: by a version that kept no times."""
+    keep_deleted_ms: int | None = None
+    """How long deleted data stay restorable; None: maintenance deletes them as soon as it can."""
+    dropped_ms: dict[str, int] = {}
+    """When each collection in `dropped` was dropped."""
+    purged: dict[str, int] = {}
+    """Purged collections whose logs are still there, and since when each is purged."""
+    placed: dict[str, int] = {}
+    """Whole states that this entry placed into logs, for a copy or a restore: the number of each, by collection."""
+    store: str = ""
+    """The id of the store, where its place keeps none; empty before the first copy."""
+    copied: CopyRecord | None = None
+    """The origin, if this store is a copy."""
     seqno: int | None = None
     """The sequence number of the entry that this was read from, which is not stored in it; None: there is no entry."""
 
@@ -135,10 +144,17 @@ def check_collection_name(name: object) -> str:
     return name
 
 
-def check_role(name: str, entry: CatalogEntry) -> None:
-    """Raise OwnedCollection if only refreshes of views may change a collection."""
-    if entry.role:
+def check_role(name: str, entry: CatalogEntry, role: str = "") -> None:
+    """Raise OwnedCollection if only refreshes of views may change a collection, and it has not the given role."""
+    if role and not entry.role:
+        raise CollectionExists(name, f"{name} is a collection, and no {role}: drop it first, or use another name")
+    if entry.role != role:
         raise OwnedCollection(name, entry.role)
+
+
+def view_hold_name(view: str) -> str:
+    """Return the name of the holds of a view on its inputs, by the id of its collection."""
+    return f"view-{view}"[:64]
 
 
 def fresh_collection_id(name: str) -> str:
@@ -156,7 +172,9 @@ def encode_catalog(names: Names) -> bytes:
     """Encode the catalog as an entry."""
     is_owned = any(entry.role for entry in names.entries.values())
     payload = msgspec.msgpack.encode(msgspec.structs.replace(names, seqno=None))
-    return wrap_payload(EnvelopeKind.CATALOG, payload, OWNED_VERSION if is_owned else VERSION)
+    is_kept = names.keep_deleted_ms is not None or names.copied is not None
+    version = KEPT_VERSION if is_kept else OWNED_VERSION if is_owned else VERSION
+    return wrap_payload(EnvelopeKind.CATALOG, payload, version)
 
 
 def decode_catalog(seqno: int, data: bytes) -> Names:
@@ -177,7 +195,11 @@ def decode_catalog(seqno: int, data: bytes) -> Names:
         if not set(image.forced) <= set(image.dropped):
             raise UsageError("a collection that is not dropped is marked as dropped by force")
         _check_ids(image)
-        for given, what in ((image.retain_ms, "keeps history for"), (image.forget_within_ms, "forgets within")):
+        for given, what in (
+            (image.retain_ms, "keeps history for"),
+            (image.forget_within_ms, "forgets within"),
+            (image.keep_deleted_ms, "keeps deleted data for"),
+        ):
             if given is not None and given <= 0:
                 raise UsageError(f"the store {what} {given} milliseconds")
     except (msgspec.MsgspecError, UsageError, UnicodeDecodeError, RecursionError) as error:
@@ -315,21 +337,35 @@ def with_purged(id: str, names: Names) -> Names | None:
     if id not in names.dropped:
         return None
     left = tuple(each for each in names.dropped if each != id)
-    return msgspec.structs.replace(names, dropped=left, forced=tuple(each for each in names.forced if each != id))
+    dropped_ms = {each: at_ms for each, at_ms in names.dropped_ms.items() if each != id}
+    forced = tuple(each for each in names.forced if each != id)
+    purged = {**names.purged, id: 0}  # the time is that of the change
+    return msgspec.structs.replace(names, dropped=left, dropped_ms=dropped_ms, forced=forced, purged=purged)
+
+
+def with_forgotten(id: str, names: Names) -> Names | None:
+    """Remove a purged collection whose log is gone."""
+    if id not in names.purged:
+        return None
+    return msgspec.structs.replace(names, purged={each: ms for each, ms in names.purged.items() if each != id})
 
 
 class Catalog:
     """The reader and writer of the catalog of a store."""
 
-    def __init__(self, driver: Driver, session: Session) -> None:
+    def __init__(self, driver: Driver, session: Session, *, read_only: bool = False) -> None:
         self._driver = driver
         self._session = session
+        self._read_only = read_only
         self._known: Names | None = None
         """The newest catalog that was read or stored, so that each is decoded once."""
 
     def read(self) -> Names:
         """Read the newest catalog."""
-        names = self._driver.run(_read(self._session, self._known))
+        known = self._known or Names()
+        entries = self._driver.run(scan_catalog(self._session, known.seqno))
+        names = decode_catalog(*entries[-1]) if entries else known
+        check_usable(names.copied, read_only=self._read_only)
         self._known = names
         return names
 
@@ -378,7 +414,7 @@ class Catalog:
         """Make the catalog entry that names new collections, for the commit that creates them; check reservations."""
         names = with_created(creates, reserved, self.read())
         _check_ids(names)
-        return ((LOG, names.seqno, encode_catalog(names)),)
+        return ((LOG, names.seqno, encode_catalog(stamped(names, self._driver.now_ms()))),)
 
     def reserve_id(self, id: str, now_ms: int) -> None:
         """Reserve an id, before blobs are put under it and a transaction creates its collection.
@@ -431,61 +467,31 @@ class Catalog:
             # Another process gave the old name to another collection, or removed it: look again.
 
     def _store(self, change: str, names: Names, more: ExtraWrites = (), *, frees_space: bool = False) -> bool | None:
-        names = msgspec.structs.replace(names, changes=(*names.changes, change)[-CHANGES_KEPT:])
+        now_ms = self._driver.now_ms()
+        names = stamped(msgspec.structs.replace(names, changes=(*names.changes, change)[-CHANGES_KEPT:]), now_ms)
         _check_ids(names)  # never write a catalog that no process could read
-        stored = self._driver.run(_store(self._session, names, more), frees_space=frees_space)
+        work = store_catalog(self._session, names.seqno, encode_catalog(names), more)
+        stored = self._driver.run(work, frees_space=frees_space)
         if stored:
             self._known = msgspec.structs.replace(names, seqno=0 if names.seqno is None else names.seqno + 1)
+            self._truncate(names, now_ms, frees_space=frees_space)
         return stored
 
-
-def first_state(id: str, arity: int, schema: bytes) -> State:
-    """Return the first state of a collection: empty, with its schema."""
-    outcome = apply(new_state(id, arity), AddSchema(None, schema), 0)
-    if not isinstance(outcome, Commit):
-        raise UsageError(str(outcome.reply))
-    return outcome.state
-
-
-def _read(session: Session, known: Names | None) -> Protocol[Names]:
-    """Read the newest names; return the known ones if there are none after them."""
-    after = known.seqno if known is not None else None
-    entries: list[tuple[int, bytes]] = yield from retry(session, Scan(LOG, 0 if after is None else after + 1))
-    if entries:
-        return decode_catalog(*entries[-1])
-    return known if known is not None else Names()
+    def _truncate(self, names: Names, now_ms: int, *, frees_space: bool) -> None:
+        """Drop the entries that a change made superfluous: all before it, unless the store keeps deleted data."""
+        if names.seqno is None:
+            return
+        below = names.seqno + 1
+        if names.keep_deleted_ms is not None:
+            entries = self._driver.run(scan_catalog(self._session))
+            old = [n for n, data in entries if decode_catalog(n, data).changed_ms <= now_ms - names.keep_deleted_ms]
+            below = max(old, default=0)
+        if below:
+            self._driver.run(truncate_catalog(below), frees_space=frees_space)
 
 
-def _store(session: Session, names: Names, more: tuple[tuple[str, int | None, bytes], ...]) -> Protocol[bool | None]:
-    """Store the catalog, and the entries that must appear with it, in one compare-and-set; return whether it is stored.
-
-    None: it lost, perhaps to itself. A loss may be to itself also if storage reports it as certain: then the
-    caller finds its change in the newest names.
-    """
-    write = CompareAndSet(((LOG, names.seqno, encode_catalog(names)), *more))
-    lost: bool | None = False
-    try:
-        mismatch = yield from retry_determinate(session, write)
-    except Indeterminate:
-        lost = None
-        mismatch = yield from _sent_again(session, write)
-    if mismatch is not None:
-        return lost
-    if names.seqno is not None:
-        with contextlib.suppress(Unavailable):  # the next change truncates older entries too
-            yield Truncate(LOG, names.seqno + 1)
-    return True
-
-
-def _sent_again(session: Session, write: CompareAndSet) -> Protocol[Any]:
-    """Repeat a compare-and-set that may have happened, byte for byte, until storage answers; return the answer.
-
-    It names one sequence number, so it cannot happen twice. If it loses, it may have lost to itself: the caller checks.
-    """
-    for attempt in range(session.config.storage_attempts):
-        yield Sleep(pause_ms(session.config, attempt))
-        try:
-            return (yield write)
-        except Unavailable:
-            session.count("retries")
-    raise Indeterminate("the catalog may or may not have been changed: storage does not answer")
+def stamped(names: Names, now_ms: int) -> Names:
+    """Return the next entry of the catalog, with the time of the change."""
+    dropped_ms = {id: names.dropped_ms.get(id, now_ms) for id in names.dropped}
+    purged = {id: at_ms or now_ms for id, at_ms in names.purged.items()}
+    return msgspec.structs.replace(names, changed_ms=now_ms, placed={}, dropped_ms=dropped_ms, purged=purged)

@@ -2,7 +2,9 @@
 
 1. the caller removes the name from the catalog, where it stays blocked
 2. the caller closes the collection: writes through open handles raise an error, and feeds end
-3. maintenance purges it: when the last lease and hold are gone, it empties the state and deletes the blobs
+3. maintenance purges it: when the last lease and hold are gone, and the store need not keep it any longer, it empties
+   the state and deletes the blobs
+4. a day later maintenance removes the log, and nothing is left of the collection but its blocked name
 
 If a process stops in between, the next one goes on: the catalog lists collections that are not purged.
 
@@ -12,8 +14,9 @@ Maintenance also deletes the blobs of reservations that no transaction used: see
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from timespine.client.catalog.catalog import (
     Catalog,
@@ -21,28 +24,52 @@ from timespine.client.catalog.catalog import (
     check_collection_name,
     check_role,
     first_name,
+    view_hold_name,
     with_dropped,
+    with_forgotten,
     with_purged,
     with_undone_create,
 )
+from timespine.client.catalog.keep_deleted import is_kept
 from timespine.client.catalog.reservations import REMEMBERED_MS, expire_reservations, forget_cancelled
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.context import CollectionHandle
-from timespine.client.maintenance.report import MaintenanceReport, describe_error
-from timespine.client.maintenance.scheduler import Maintenance
 from timespine.columnar.parts.part_list_tree import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, CompareAndAppend, ReleaseHold
 from timespine.errors import CollectionInUse, Conflict, TimespineError
 from timespine.hints import Hint
 from timespine.location.blob import Blob
+from timespine.location.consensus import ForgettingConsensus, read_heads
 from timespine.model.frontier import CLOSED, Frontier
 
 LOOK_MS = 3_600_000
 """Milliseconds between two looks of a process for blobs under a cancelled id."""
 
+FORGET_MS = 24 * 3_600_000
+"""Milliseconds from the purge of a collection to the removal of its log: processes that have it open see meanwhile that
+it is gone."""
+
 HOLDS_NAMED = 5
 """Most critical holds in a message."""
+
+
+class SkipReport(Protocol):
+    """The part of a report of maintenance that this module needs."""
+
+    def skip_failed(self, what: str, error: TimespineError) -> None:
+        """Say that maintenance skipped something because of an error."""
+
+
+class Purges(Protocol):
+    """The part of maintenance that this module needs."""
+
+    @property
+    def report(self) -> SkipReport:
+        """The report of this round."""
+
+    def purge(self, handle: CollectionHandle, freed: list[Command]) -> tuple[bool, int]:
+        """Delete the data of a closed collection; return whether all is gone, and how many blobs went."""
 
 
 class DropService:
@@ -94,6 +121,12 @@ class DropService:
         A hold that is taken at this moment is safe: maintenance purges no collection with a hold.
         """
         holds = sorted(self._committer.state(id).holds)
+        views = {view_hold_name(entry.id): each for each, entry in self._catalog.read().entries.items()}
+        readers = sorted(views[hold] for hold in holds if hold in views)
+        if readers:
+            kind = "view" if len(readers) == 1 else "views"
+            listed = ", ".join(readers)
+            raise CollectionInUse(f"collection {name} is read by {kind} {listed}", hint=Hint("drop-views-first"))
         if holds:
             more = f" and {len(holds) - HOLDS_NAMED} more" if len(holds) > HOLDS_NAMED else ""
             listed = f"{', '.join(holds[:HOLDS_NAMED])}{more}"
@@ -114,7 +147,7 @@ class DropService:
                     if freed or not state.upper.is_closed:
                         self._committer.commit(*((id, each) for each in (*freed, AdvanceUpper(CLOSED))))
 
-    def purge(self, maintenance: Maintenance, handle_of: Callable[[str], CollectionHandle]) -> tuple[list[str], int]:
+    def purge(self, maintenance: Purges, handle_of: Callable[[str], CollectionHandle]) -> tuple[list[str], int]:
         """Delete the data of dropped collections that no lease or hold keeps; return which, and how many blobs.
 
         A damaged collection that cannot be purged does not stop the others.
@@ -122,23 +155,46 @@ class DropService:
         names = self._catalog.read()
         purged: list[str] = []
         gone = 0
-        for id in names.dropped:
+        now_ms = self._committer.driver.now_ms()
+        for id in (each for each in names.dropped if not is_kept(names, each, now_ms)):
             handle = handle_of(id)
             try:
                 freed = release_commands(handle.state()) if id in names.forced else []
                 is_purged, collected = maintenance.purge(handle, freed)
             except TimespineError as error:
-                maintenance.report.skip(f"{first_name(id)}, which was dropped: {describe_error(error)}")
+                maintenance.report.skip_failed(f"{first_name(id)}, which was dropped", error)
                 continue
             gone += collected
             if is_purged:
                 self._catalog.change(partial(with_purged, id), frees_space=True)
                 purged.append(id)
+        gone += self._forget_logs([id for id, at_ms in names.purged.items() if now_ms - at_ms >= FORGET_MS])
         if gone:
             self._committer.driver.consensus.restore_reserve()
         return purged, gone
 
-    def sweep_cancelled(self, blob: Blob, report: MaintenanceReport, *, at_once: bool) -> int:
+    def _forget_logs(self, ids: Sequence[str]) -> int:
+        """Remove the logs of purged collections, and then their last rollups; return how many blobs went.
+
+        SUBTLE: the log first, and the entry of the catalog last. If a process dies in between, the next one goes on.
+        Rollups that were deleted before their log would look like damage (test_forget_logs.py).
+        """
+        driver = self._committer.driver
+        consensus = driver.consensus
+        if not ids or not isinstance(consensus, ForgettingConsensus):
+            return 0
+        gone = 0
+        for id, head in read_heads(consensus, ids).items():
+            if head is not None and not consensus.forget(id, head):
+                continue  # a process that slept has returned a lease meanwhile: the next round looks again
+            keys = [info.key for info in driver.blob.list_keys(f"{id}/")]
+            left = delete_keys(keys, driver.blob, None)
+            gone += len(keys) - left
+            if not left:
+                self._catalog.change(partial(with_forgotten, id), frees_space=True)
+        return gone
+
+    def sweep_cancelled(self, blob: Blob, report: SkipReport, *, at_once: bool) -> int:
         """Cancel reservations that are too old, and delete blobs under cancelled ids; return how many.
 
         A process looks under a cancelled id once an hour, or `at_once`.
@@ -154,7 +210,7 @@ class DropService:
             try:
                 keys = [info.key for info in blob.list_keys(f"{id}/")]
             except TimespineError as error:
-                report.skip(f"{first_name(id)}, which was never created: {describe_error(error)}")
+                report.skip_failed(f"{first_name(id)}, which was never created", error)
                 continue
             left = delete_keys(keys, blob, None)
             gone += len(keys) - left

@@ -31,7 +31,7 @@ def evolve_schema(
         id, schema = handle.schema(state)
         if expected is not None and expected != id:
             raise SchemaConflict(expected, id)
-        changed = _evolved(schema, add, drop, rename, widen)
+        changed = _evolve_schema(schema, add, drop, rename, widen)
         try:
             (reply,) = handle.committer.commit((handle.id, AddSchema(id, changed.encode())))
         except SchemaConflict:
@@ -41,7 +41,7 @@ def evolve_schema(
         return int(reply)
 
 
-def _evolved(
+def _evolve_schema(
     schema: Schema,
     add: Mapping[str, TypeLike | tuple[TypeLike, object]],
     drop: Sequence[str],

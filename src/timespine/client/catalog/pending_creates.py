@@ -22,9 +22,9 @@ from timespine.client.catalog.catalog import (
     Catalog,
     CatalogEntry,
     check_collection_name,
-    first_state,
     fresh_collection_id,
 )
+from timespine.client.catalog.catalog_log import first_state
 from timespine.client.catalog.reservations import cancel_reservations, check_reserved
 from timespine.client.catalog.retention import RetentionLike, no_retention_error, policy_of
 from timespine.client.collection import Collection
@@ -159,7 +159,7 @@ class PendingCreates:
         if name in self._pending:
             raise CollectionExists(name, f"this transaction creates {name} already")
         if replace:
-            self._store._check_replaceable(name)
+            self._store._check_replaceable(name, definition.role)
         self._catalog.entry_with_created([(name, entry, replace)])  # raises at once if the name is taken
         collection = Collection(CollectionHandle(self._context, name, entry), self._store)
         first = first_state(entry.id, made.arity, made.encode())

@@ -105,10 +105,10 @@ def change_deadline(catalog: Catalog, id: str | None, forget_within: DurationLik
     None: that of the store, and for the store that of its configuration.
     """
     within_ms = parse_duration_ms(forget_within) if forget_within is not None else None
-    catalog.change(partial(_forgotten, id, within_ms))
+    catalog.change(partial(_with_forget_within, id, within_ms))
 
 
-def _forgotten(id: str | None, within_ms: int | None, names: Names) -> Names | None:
+def _with_forget_within(id: str | None, within_ms: int | None, names: Names) -> Names | None:
     """Set a deadline for forgetting expired history."""
     if id is None:
         changed = msgspec.structs.replace(names, forget_within_ms=within_ms)

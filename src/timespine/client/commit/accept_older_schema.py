@@ -69,7 +69,7 @@ def _with_newest_schema(transaction: CommandTransaction, state: State) -> Comman
     for collection, command in transaction.commands:
         written = _schemas_of(command) if collection == state.collection else set()
         for id in sorted(written - {newest}):
-            dropped = dropped_between(Schema.decode(state.schemas[id]), schema)
+            dropped = dropped_columns(Schema.decode(state.schemas[id]), schema)
             if dropped:
                 raise SchemaChanged(state.collection, id, newest, tuple(field.name for field in dropped))
         commands.append((collection, msgspec.structs.replace(command, judged_by=newest) if written else command))
@@ -90,7 +90,7 @@ def _schemas_of(command: Command) -> set[int]:
     return {id for id in ids if id is not None}
 
 
-def dropped_between(written: Schema, newest: Schema) -> list[Field]:
+def dropped_columns(written: Schema, newest: Schema) -> list[Field]:
     """List the columns that a newer schema lacks."""
     return [field for field in written.fields if not newest.has_id(field.id)]
 
@@ -102,7 +102,7 @@ def convert_to_newest(table: pa.Table, written: Schema, newest: Schema) -> tuple
     distinct and in order: dropped and added columns are the same in all of them, and a wider type orders values as
     the narrow one does.
     """
-    lost = [field.name for field in dropped_between(written, newest) if not _is_default(table, field)]
+    lost = [field.name for field in dropped_columns(written, newest) if not _is_default(table, field)]
     return project_rows(table, written, newest), tuple(lost)
 
 

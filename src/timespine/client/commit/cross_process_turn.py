@@ -116,7 +116,7 @@ class TurnCommit:
         try:
             while self._is_free_in_time(patience):
                 try:
-                    return commit(lambda: self._placed(place))
+                    return commit(lambda: self._claim_and_place(place))
                 except _TurnWasTaken:
                     patience.pause()
             return commit(place)
@@ -135,7 +135,7 @@ class TurnCommit:
             patience.pause()
         return False
 
-    def _placed(self, place: Place) -> CommandTransaction:
+    def _claim_and_place(self, place: Place) -> CommandTransaction:
         """Claim the turn of all collections at once, and then make the transaction, which releases it."""
         if not self._writer:
             self._claim()

@@ -88,7 +88,7 @@ class StagedDrafts:
 NOTHING = CommandTransaction(())
 
 
-def staged_by_kind(group: list[PendingCall[Any]]) -> list[StagedDrafts]:
+def stage_by_kind(group: list[PendingCall[Any]]) -> list[StagedDrafts]:
     """Stage the drafts of a group by their kinds; return those that have a transaction."""
     by_kind: dict[Hashable, list[PendingCall[Any]]] = {}
     for each in group:

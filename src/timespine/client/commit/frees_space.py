@@ -20,6 +20,9 @@ from timespine.model.frontier import CLOSED
 FREEING = (ExpireLeases, ExpireReader, Finalize, Forget, ReleaseHold, Retain, RollUpAll)
 """Commands that add no row, and after which maintenance can delete more blobs."""
 
+CLOSING = AdvanceUpper(CLOSED)
+"""The command that closes a collection."""
+
 
 def is_freeing(transaction: CommandTransaction) -> bool:
     """Return whether all commands of a transaction free space."""
@@ -29,4 +32,4 @@ def is_freeing(transaction: CommandTransaction) -> bool:
 def _frees_space(command: Command) -> bool:
     if isinstance(command, CompareAndAppend):
         return command.new_upper == CLOSED and not command.batches
-    return isinstance(command, FREEING) or command == AdvanceUpper(CLOSED)
+    return isinstance(command, FREEING) or command == CLOSING

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from timespine.client.commit.accept_older_schema import SchemaCheck, offer_checked
 from timespine.client.commit.answer_group import Replies, answer_group
 from timespine.client.commit.cross_process_turn import Patience
-from timespine.client.commit.draft import Draft, staged_by_kind
+from timespine.client.commit.draft import Draft, stage_by_kind
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
 from timespine.client.commit.leader_queue import LeaderQueue, PendingCall
@@ -51,6 +51,7 @@ from timespine.errors import (
 )
 from timespine.hints import Hint
 from timespine.locks import Lock
+from timespine.model.frontier import Frontier
 
 T = TypeVar("T")
 
@@ -134,7 +135,7 @@ class GroupCommitter:
     def commit(
         self,
         *commands: tuple[str, Command],
-        reads: tuple[tuple[str, Any], ...] = (),
+        reads: tuple[tuple[str, Frontier], ...] = (),
         patience: Patience | None = None,
     ) -> Answers:
         """Commit (collection, command) pairs, all or nothing; return their replies, or raise a refusal."""
@@ -143,7 +144,7 @@ class GroupCommitter:
         try:
             return require_accepted(offer_checked(transaction, lambda each: self.offer(each, patience), self.state))
         except NAMED as error:
-            raise self.named(error, transaction) from error
+            raise self.with_collection_names(error, transaction) from error
 
     def patience(self) -> Patience:
         """Return a bound on how long one transaction waits for turns of other processes, over all its offers."""
@@ -225,7 +226,7 @@ class GroupCommitter:
         try:
             answers = require_accepted(reply)
         except NAMED as error:
-            raise self.named(error, transaction) from error
+            raise self.with_collection_names(error, transaction) from error
         self._notify({name for name, _ in transaction.commands})
         return answers
 
@@ -240,7 +241,7 @@ class GroupCommitter:
 
     def commit_alone(self, transaction: CommandTransaction) -> Reply:
         """Commit one transaction alone, from inside of `commit_placed`. Caller holds the commit lock."""
-        return self._committed((transaction,))[0]
+        return self._commit_transactions((transaction,))[0]
 
     def _place(
         self, place: MakeTransaction, extra_writes: Callable[[], ExtraWrites], check: SchemaCheck, patience: Patience
@@ -248,9 +249,9 @@ class GroupCommitter:
         """Commit what `place` makes under the commit lock; return the transaction and the reply."""
         with self._turn:
             for _ in range(self.config.commit_attempts):
-                transaction = self._checked_by(check, patience.apply(place()))
+                transaction = self._check_schemas(check, patience.apply(place()))
                 try:
-                    (reply,) = self._committed((transaction,), extra_writes())
+                    (reply,) = self._commit_transactions((transaction,), extra_writes())
                     if check.looks_again(reply):
                         continue
                     self._forget_reservations(transaction, reply)
@@ -261,19 +262,18 @@ class GroupCommitter:
                     self.renew()
                     raise
             else:
-                raise Determinate(
-                    "nothing was committed: other processes keep changing the catalog, or a schema of this transaction"
-                )
+                changing = "other processes keep changing the catalog, or a schema of this transaction"
+                raise Determinate(f"nothing was committed: {changing}")
             if is_fenced(reply) and not self._is_registered(transaction):
                 self.renew()  # the caller puts its blobs again, under a new writer, and tries again
         return transaction, reply
 
-    def _checked_by(self, check: SchemaCheck, transaction: CommandTransaction) -> CommandTransaction:
+    def _check_schemas(self, check: SchemaCheck, transaction: CommandTransaction) -> CommandTransaction:
         """Judge the rows of a transaction by the newest schemas; return it with them. Errors name dropped columns."""
         try:
             return check.apply(transaction)
         except NAMED as error:
-            raise self.named(error, transaction) from error
+            raise self.with_collection_names(error, transaction) from error
 
     def _forget_reservations(self, transaction: CommandTransaction, reply: Reply) -> None:
         """Drop the reservations of collections that this transaction created. Caller holds the commit lock.
@@ -310,7 +310,7 @@ class GroupCommitter:
         self.check_open()
         found = self.driver.run(refresh_state(self.session, collection))
         if found is None:
-            raise UsageError(f"there is no collection with the id {collection}")
+            raise ClosedError(f"collection {self.name_of(collection)} is not there: it was dropped, or never created")
         return found
 
     def is_there(self, collection: str) -> bool:
@@ -358,7 +358,7 @@ class GroupCommitter:
             finally:
                 self._closed = True
 
-    def named(self, error: TimespineError, transaction: CommandTransaction) -> TimespineError:
+    def with_collection_names(self, error: TimespineError, transaction: CommandTransaction) -> TimespineError:
         """Return an error that names collections by their names."""
         return with_names(error, transaction, self.session.states, self.name_of)
 
@@ -393,7 +393,7 @@ class GroupCommitter:
         staged again.
         """
         group = group if self.relay is None else self.relay.hand_over(self, group)
-        drafts = staged_by_kind(group)
+        drafts = stage_by_kind(group)
         offers: list[Any] = [*drafts, *(each for each in group if isinstance(each.item, CommandTransaction))]
         self.session.count("grouped", max(len(group) - 1, 0))
         while offers:
@@ -418,14 +418,14 @@ class GroupCommitter:
     def _commit_group(self, transactions: tuple[CommandTransaction, ...]) -> Replies:
         """Commit a group, and once more under a new id if the lease of the committer expired."""
         try:
-            replies = self._committed(transactions)
+            replies = self._commit_transactions(transactions)
         except Fenced as fenced:
             # SUBTLE: under a new id the same transactions may be tried again only if it is certain that
             # they did not happen under the old one (tests/client/commit/test_group_commit.py).
             self.renew()
             if fenced.in_doubt:
                 raise
-            return self._committed(transactions)
+            return self._commit_transactions(transactions)
         fenced_off = [
             i for i, reply in enumerate(replies) if is_fenced(reply) and not self._is_registered(transactions[i])
         ]
@@ -433,14 +433,16 @@ class GroupCommitter:
             return replies
         self.renew()
         try:
-            again = self._committed(tuple(transactions[i] for i in fenced_off))
+            again = self._commit_transactions(tuple(transactions[i] for i in fenced_off))
         except TimespineError as error:
             # SUBTLE: their neighbours are committed, and must not get this error (test_group_commit.py).
             again = tuple(Refused(error, ()) for _ in fenced_off)
         answered = dict(zip(fenced_off, again, strict=True))
         return tuple(answered.get(i, reply) for i, reply in enumerate(replies))
 
-    def _committed(self, transactions: tuple[CommandTransaction, ...], extra_writes: ExtraWrites = ()) -> Replies:
+    def _commit_transactions(
+        self, transactions: tuple[CommandTransaction, ...], extra_writes: ExtraWrites = ()
+    ) -> Replies:
         """Commit transactions as one group. Raise Indeterminate only if these transactions may be committed."""
         try:
             self._settle()

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from timespine.core.group import Answers, CommandTransaction, Refused
 from timespine.core.protocols.commit import raise_refusal
 from timespine.core.transitions import TurnTaken
-from timespine.errors import ClosedError, Fenced, TimespineError
+from timespine.errors import ClosedError, Fenced, TimespineError, UsageError
 
 
 def require_accepted(reply: Answers | Refused) -> Answers:
@@ -34,6 +34,10 @@ def with_names(
 ) -> TimespineError:
     """Return an error that names the collections of a transaction by their names, where they are known."""
     text = error.message
+    for id in (each for each, _ in (*transaction.commands, *transaction.reads) if each not in known):
+        if isinstance(error, UsageError) and text.startswith("there is no collection"):
+            # A transaction has ids from the catalog: this one was dropped since, and maintenance has purged it.
+            return ClosedError(f"collection {name_of(id)} is not there: it was dropped, or never created")
     for id in {each for each, _ in (*transaction.commands, *transaction.reads) if each in known}:
         text = text.replace(id, name_of(id))
     named = copy.copy(error)

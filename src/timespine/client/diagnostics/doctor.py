@@ -148,7 +148,7 @@ class _Examination:
         self._list_sizes()
         self._rollups_ahead(state, is_there)
         before = len(self._report.findings) + len(self._missing)
-        for schema, part in _references(state):
+        for schema, part in state.parts_with_schemas():
             self._part(state, schema, part)
         if len(self._report.findings) + len(self._missing) == before:
             self._past_runs(state)
@@ -290,15 +290,6 @@ class _Examination:
 
     def _found(self, what: str, key: str, error: TimespineError) -> None:
         self._report.findings.append(Finding(self._handle.name, _kind(error), what, key, str(error)))
-
-
-def _references(state: State) -> Iterator[tuple[int | None, Part]]:
-    """List every part that a state refers to, with the id of its schema."""
-    for batch in state.hollow_batches():
-        for run in batch.runs:
-            yield from ((run.schema, part) for part in run.parts)
-    for unsealed in state.unsealed:
-        yield from ((unsealed.schema, part) for part in unsealed.parts)
 
 
 def _kind(error: TimespineError) -> FindingKind:

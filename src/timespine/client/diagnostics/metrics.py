@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from timespine.client.context import CollectionHandle, StoreContext
 from timespine.client.diagnostics.amplification import Amplification, amplification
+from timespine.client.diagnostics.arrangement_metrics import arrangement_metrics
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.row_count import count_within_bounds
 from timespine.core.maintenance_policy import run_rows
@@ -182,6 +183,8 @@ def store_metrics(store: Store) -> dict[str, float]:
             figures[f"{name} amplification of {handle.name}"] = value
         figures["compaction seconds"] = figures.get("compaction seconds", 0.0) + costs.merge_seconds
     figures["stream count"] = len(handles)
+    for name, label, own in arrangement_metrics(store._context):
+        figures.update({f"arrangement {each} of {name} by {label}": value for each, value in own.items()})
     return figures
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from timespine.client.context import CollectionHandle
+from timespine.client.diagnostics.arrangement_metrics import FIGURES, arrangement_metrics, figure_name
 from timespine.client.diagnostics.metrics import GAUGES, collection_metrics, process_metrics
 from timespine.errors import TimespineError
 
@@ -41,10 +42,22 @@ class StoreCollector(Collector):
             for name, value in figures.items():
                 families[name].add_metric([label], value)
         yield from families.values()
+        yield from self._arrangements()
         counted = CounterMetricFamily("timespine_events", "What this process did.", labels=["event"])
         for name, value in process_metrics(self._store).items():
             counted.add_metric([name], value)
         yield counted
+
+    def _arrangements(self) -> Iterator[Metric]:
+        """Give the figures of the open arrangements, labelled by collection and arranged columns."""
+        families = {
+            name: GaugeMetricFamily(figure_name(name), text, labels=["collection", "by"])
+            for name, text in FIGURES.items()
+        }
+        for collection, by, figures in arrangement_metrics(self._store._context):
+            for name, value in figures.items():
+                families[name].add_metric([collection, by], value)
+        yield from families.values()
 
     def _current(self) -> list[tuple[str, CollectionHandle]]:
         """List the open collections by their newest names, without dropped ones."""

@@ -21,7 +21,7 @@ from timespine.errors import UsageError
 BATCH_ROWS = 262_144
 """Most rows of a batch."""
 
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 16 << 20
 """About the most bytes of a batch in memory, if it has more than one row."""
 
 VALUE_BYTES_MAX = 1 << 28
@@ -48,7 +48,7 @@ def parquet_batches(source: Callable[[], Path | pa.NativeFile], name: str) -> It
     with pq.ParquetFile(source(), pre_buffer=False, buffer_size=READ_BYTES) as opened:
         schema, metadata = opened.schema_arrow, opened.metadata
         texts = [field.name for field in schema if _is_text(field.type)]
-    rows, referred = _planned(metadata, set(texts), name)
+    rows, referred = _plan_batches(metadata, set(texts), name)
     with pq.ParquetFile(source(), pre_buffer=False, buffer_size=READ_BYTES, read_dictionary=referred) as opened:
         for batch in opened.iter_batches(rows):
             yield from split_to_bound(batch, {name: schema.field(name).type for name in referred})
@@ -69,11 +69,11 @@ def split_to_bound(batch: pa.RecordBatch, decoded: dict[str, pa.DataType] | None
     while start < batch.num_rows:
         before = int(ends[start - 1]) if start else 0
         stop = max(int(np.searchsorted(ends, before + BATCH_BYTES, side="right")), start + 1)
-        yield _written_out(batch.slice(start, stop - start), decoded)
+        yield _decode_references(batch.slice(start, stop - start), decoded)
         start = stop
 
 
-def _written_out(batch: pa.RecordBatch, decoded: dict[str, pa.DataType]) -> pa.RecordBatch:
+def _decode_references(batch: pa.RecordBatch, decoded: dict[str, pa.DataType]) -> pa.RecordBatch:
     """Decode some columns from references to values."""
     columns = [
         column.cast(decoded[name]) if name in decoded else column
@@ -82,7 +82,7 @@ def _written_out(batch: pa.RecordBatch, decoded: dict[str, pa.DataType]) -> pa.R
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _planned(metadata: pq.FileMetaData, texts: set[str], name: str) -> tuple[int, list[str]]:
+def _plan_batches(metadata: pq.FileMetaData, texts: set[str], name: str) -> tuple[int, list[str]]:
     """Decide how many rows of a file to read at once, and which columns as references."""
     rows = BATCH_ROWS
     referred: dict[str, None] = {}

@@ -27,7 +27,7 @@ SPARE_BYTES = 64 << 20
 """What a merge leaves free on the disk, at least; a small one leaves as much as it writes."""
 
 
-def wanted_requests(
+def requests_worth_merging(
     state: State, handle: CollectionHandle, *, least: int, before: int | None = None, most: int | None = None
 ) -> list[MergeRequest]:
     """Return the requests that are worth a merge: the one that makes room in a full state, then the smallest first.
@@ -65,7 +65,7 @@ def _is_inline(batch: HollowBatch) -> bool:
 
 
 def is_nearly_full(state: State, config: Config) -> bool:
-    """Whether inline parts take three quarters of what they may take: beyond that, each commit puts a blob."""
+    """Tell whether inline parts take three quarters of what they may take: beyond that, each commit puts a blob."""
     return 4 * state.inline_bytes >= 3 * config.inline_total_bytes
 
 
@@ -88,7 +88,7 @@ def fold_request(state: State, handle: CollectionHandle, most: int | None = None
 
 
 def worth_folding(handle: CollectionHandle) -> Iterator[MergeRequest]:
-    """What a writer merges where no process maintains a collection: inline parts, then blobs that came of that.
+    """Yield what a writer merges where no process maintains a collection: inline parts, then blobs that came of that.
 
     Nothing as long as the state has room, so what an append pays for this is shared by those that filled it.
     """
@@ -97,7 +97,7 @@ def worth_folding(handle: CollectionHandle) -> Iterator[MergeRequest]:
         return
     yield fold
     state = handle.known()
-    for request in wanted_requests(state, handle, least=GATHER, most=FOLD_ROWS)[:1]:
+    for request in requests_worth_merging(state, handle, least=GATHER, most=FOLD_ROWS)[:1]:
         if not is_claimed(state, request, handle, at_once=False):
             yield request
 
@@ -131,7 +131,7 @@ def size_of(request: MergeRequest) -> int:
 
 
 def fits(request: MergeRequest, free_bytes: Callable[[], int | None]) -> bool:
-    """Whether the disk has room for the result of a merge beside its inputs."""
+    """Tell whether the disk has room for the result of a merge beside its inputs."""
     try:
         free = free_bytes()
     except OSError:

@@ -30,7 +30,7 @@ LEAVES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _BatchHistory:
     """The contents of one hollow batch, as far as statistics tell."""
 
     batch: HollowBatch
@@ -45,7 +45,7 @@ class _Held:
     upper: bytes | None
     """An upper bound of its rows; None: unknown."""
 
-    def touches(self, other: _Held) -> bool:
+    def touches(self, other: _BatchHistory) -> bool:
         """Return whether both may have updates of one row. Bounds of two schemas do not compare."""
         if None in (self.lower, self.upper, other.lower, other.upper) or self.schema != other.schema:
             return True
@@ -58,7 +58,7 @@ def oldest_to_rewrite(handle: CollectionHandle, state: State) -> int | None:
         return None  # nothing can be read: maintenance is about to purge the whole collection
     leaves = list(state.trace.leaves())
     parts = handle.parts(state)
-    held = [_held(parts, leaf, state) for leaf in leaves]
+    held = [_describe_batch(parts, leaf, state) for leaf in leaves]
     if len(leaves) > LEAVES_MAX:
         return 0 if any(each.folds or each.retracts for each in held) else None
     oldest: int | None = None
@@ -72,7 +72,7 @@ def oldest_to_rewrite(handle: CollectionHandle, state: State) -> int | None:
     return None if oldest is None else leaves[oldest].lo
 
 
-def _held(parts: Parts, leaf: Leaf, state: State) -> _Held:
+def _describe_batch(parts: Parts, leaf: Leaf, state: State) -> _BatchHistory:
     """Describe a hollow batch from the statistics of its parts; decode inline parts."""
     batch = leaf.batch
     known = [_meta(parts, run, part) for run in batch.runs for part in run.parts]
@@ -90,7 +90,7 @@ def _held(parts: Parts, leaf: Leaf, state: State) -> _Held:
     schemas = {run.schema for run in batch.runs}
     bounds = [(meta.lower, meta.upper) for meta in known if meta is not None]
     unknown = len(bounds) < len(known) or any(None in each for each in bounds) or not bounds
-    return _Held(
+    return _BatchHistory(
         batch,
         folds,
         retracts,

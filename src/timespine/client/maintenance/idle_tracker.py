@@ -16,7 +16,7 @@ class IdleTracker:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def put(self, collection: str, now: float) -> None:
+    def mark_idle(self, collection: str, now: float) -> None:
         """Mark a collection as having no pending maintenance.
 
         SUBTLE: before the look that shows it, so that a commit during the look removes the mark

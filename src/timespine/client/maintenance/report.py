@@ -51,6 +51,10 @@ class MaintenanceReport:
         self.skipped.append(what)
         del self.skipped[:-SKIPPED_MAX]
 
+    def skip_failed(self, what: str, error: Exception) -> None:
+        """Record and log a step that an error ended."""
+        self.skip(f"{what}: {describe_error(error)}")
+
     def counts(self) -> dict[str, int]:
         """Return the counts so far."""
         return {name: getattr(self, name) for name in COUNTED}

@@ -34,21 +34,22 @@ from timespine.client.maintenance.due import (
     is_claimed,
     is_one_run,
     is_untidy,
+    requests_worth_merging,
     size_of,
-    wanted_requests,
     worth_folding,
 )
 from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth_forgetting
 from timespine.client.maintenance.idle_tracker import IdleTracker
 from timespine.client.maintenance.maintenance_thread import MaintenanceThread
-from timespine.client.maintenance.quiet import (
-    QuietCollections,
+from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
+from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
+from timespine.client.maintenance.settled_collections import (
+    SettledCollections,
     has_lapsed_leases,
     is_due_by_time,
     retention_horizon,
 )
-from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
-from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
+from timespine.client.maintenance.sweep_turns import SweepTurns
 from timespine.client.maintenance.upkeep_timing import UpkeepTiming
 from timespine.columnar.kernels.background_flag import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
@@ -111,7 +112,8 @@ class Maintenance:
         self._looked = monotonic()  # a process that exits soon maintains only the collections that it has opened
         self._upkeep: dict[str, UpkeepTiming] = {}
         self._idle_tracker = IdleTracker()
-        self._quiet = QuietCollections(self._driver.consensus)
+        self._sweep_turns = SweepTurns(self._driver.consensus, SWEEP_S, monotonic)
+        self._settled = SettledCollections(self._driver.consensus)
         self._thread = MaintenanceThread(
             self._round, self._look_for_others, self._restore_reserve, role or EveryProcess(), monotonic
         )
@@ -173,8 +175,8 @@ class Maintenance:
         Once in a while do all steps of the others: the process that wrote to them may have exited.
         """
         due = self._idle_tracker.due(self._handles(), self._monotonic())
-        busy = sum(self._look_after(handle, 1) for handle in self._unsettled(due)) > 0
-        for handle in self._unsettled(self._look_for_others()):
+        busy = sum(self._look_after(handle, 1) for handle in self._collections_to_check(due)) > 0
+        for handle in self._collections_to_check(self._look_for_others()):
             self._look_after(handle, STEPS_MIN)
         return busy and not self._stop.is_set()
 
@@ -185,16 +187,16 @@ class Maintenance:
         now = self._monotonic()
         return busy, any(now - each.changed < REST_S for each in list(self._upkeep.values()) if each.written)
 
-    def _unsettled(self, handles: list[CollectionHandle]) -> list[CollectionHandle]:
+    def _collections_to_check(self, handles: list[CollectionHandle]) -> list[CollectionHandle]:
         """List the collections that need a look; the others have none pending for a while."""
         now = self._monotonic()
 
         def is_due(handle: CollectionHandle) -> bool:
-            return now - self._remembered(handle).swept >= SWEEP_S or is_due_by_time(handle, handle.known())
+            return now - self._upkeep_of(handle).swept >= SWEEP_S or is_due_by_time(handle, handle.known())
 
         for handle in handles:
-            self._idle_tracker.put(handle.id, now)
-        return self._quiet.unsettled(handles, is_due)
+            self._idle_tracker.mark_idle(handle.id, now)
+        return self._settled.to_check(handles, is_due)
 
     def _look_for_others(self) -> list[CollectionHandle]:
         """List the collections that are not open here, once in a while: that also shows changes of the catalog."""
@@ -221,13 +223,13 @@ class Maintenance:
                 if self._stop.is_set():
                     return False
                 with self._at_work:
-                    upkeep = self._remembered(handle)
-                    self._idle_tracker.put(handle.id, self._monotonic())
+                    upkeep = self._upkeep_of(handle)
+                    self._idle_tracker.mark_idle(handle.id, self._monotonic())
                     resting = most is None and self._is_at_rest(upkeep)
                     seqno = handle.known().seqno
                     did = self._step(upkeep, resting=resting, most=most)
                     if resting and not did and not upkeep.skipped:
-                        self._quiet.settle(handle.id, seqno)
+                        self._settled.mark_settled(handle.id, seqno)
                     if did or not resting or upkeep.skipped:
                         self._idle_tracker.mark_dirty([handle.id])
                     if not did:
@@ -238,7 +240,7 @@ class Maintenance:
             return False
         return True
 
-    def _remembered(self, handle: CollectionHandle) -> UpkeepTiming:
+    def _upkeep_of(self, handle: CollectionHandle) -> UpkeepTiming:
         upkeep = self._upkeep.setdefault(handle.id, UpkeepTiming(handle))
         upkeep.handle = handle
         return upkeep
@@ -254,7 +256,7 @@ class Maintenance:
             before = self.report.counts()
             for handle in handles:
                 try:
-                    self._maintain(self._remembered(handle), sweep=sweep)
+                    self._maintain(self._upkeep_of(handle), sweep=sweep)
                 except TimespineError as error:
                     failure = failure or error
                     self.report.skip(f"{handle.name}: {describe_error(error)}")
@@ -272,7 +274,7 @@ class Maintenance:
         if idle:
             handle.committer.commit(*idle)
         if sweep:
-            upkeep.swept = float("-inf")
+            upkeep.swept, upkeep.is_sweep_asked = float("-inf"), True
         # Only batches from before it began: other processes may add more than it can keep up with.
         began = handle.state()
         for _ in range(STEPS_MIN + 4 * began.trace.hollow_count):
@@ -288,7 +290,7 @@ class Maintenance:
         vain = 0
         while True:
             with self._at_work:
-                upkeep, skips, merges = self._remembered(handle), self.report.failures, self.report.merges
+                upkeep, skips, merges = self._upkeep_of(handle), self.report.failures, self.report.merges
                 upkeep.skipped.clear()
                 did = self._merge(upkeep, handle.state(), least=1, at_once=True)
                 why = self.report.skipped[-1] if self.report.failures > skips else ""
@@ -386,7 +388,7 @@ class Maintenance:
         handle = upkeep.handle
         now = self._monotonic()
         upkeep.skipped = {id: until for id, until in upkeep.skipped.items() if until > now}
-        wanted = wanted_requests(state, handle, least=least, before=before, most=most)
+        wanted = requests_worth_merging(state, handle, least=least, before=before, most=most)
         due = [
             request
             for request in wanted
@@ -435,11 +437,12 @@ class Maintenance:
         """Roll up and collect garbage when due; sweep once in a while. Return whether something was due and done."""
         handle = upkeep.handle
         state = handle.state()
-        step = next_collect_step(state)
+        keep_ms = handle.context.keep_deleted_ms
+        step = next_collect_step(state, handle.now_ms(), keep_ms)
         if step is CollectStep.WAIT and (idle := handle.context.leases.idle(handle.id)):
             handle.committer.commit(*((handle.id, command) for command in idle))
             state = handle.state()
-            step = next_collect_step(state)
+            step = next_collect_step(state, handle.now_ms(), keep_ms)
         due = maintain.is_rollup_due(handle.config, state)
         if due or step is CollectStep.ROLL_UP or (force and state.seqno > max(state.rollups, default=0) + 2):
             try:
@@ -455,6 +458,8 @@ class Maintenance:
         now = self._monotonic()
         if now - upkeep.swept >= SWEEP_S:
             upkeep.swept = now
+            if not self._sweep_turns.is_due(upkeep, handle.known().seqno, handle.now_ms()):
+                return did
             sweep_temporary = getattr(handle.context.blob, "sweep_temporary", None)
             if sweep_temporary is not None:
                 sweep_temporary(SWEEP_S, handle.context.clock())
@@ -467,7 +472,9 @@ class Maintenance:
         self.report.rollups += self._run(handle.id, lambda session: maintain.roll_up(session, handle.id))
 
     def _collect_garbage(self, handle: CollectionHandle) -> int:
-        collected = self._run(handle.id, lambda session: garbage.collect_garbage(session, handle.id))
+        # SUBTLE: read now. A process that knew an old setting would delete what is to be kept (test_keep_deleted.py).
+        keep_ms = handle.context.keep_deleted_ms = handle.context.read_keep_ms()
+        collected = self._run(handle.id, lambda session: garbage.collect_garbage(session, handle.id, keep_ms))
         self.report.collected += collected
         return collected
 

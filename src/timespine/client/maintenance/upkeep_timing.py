@@ -19,6 +19,12 @@ class UpkeepTiming:
     """The time at which they were seen to move."""
     expired: float = float("-inf")
     swept: float = float("-inf")
+    swept_seqno: int = -1
+    """The state that the last sweep by this process looked at."""
+    listed: float = float("-inf")
+    """The time of that sweep."""
+    is_sweep_asked: bool = False
+    """Whether a caller asked for the next sweep, whatever process has the turn."""
     judged: int = -1
     """The sequence number for which no extra work was worth doing."""
     skipped: dict[tuple[int, int], float] = field(default_factory=dict)

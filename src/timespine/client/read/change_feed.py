@@ -168,7 +168,7 @@ class ChangeFeed(Follower[FeedEvent]):
     def _move_lease(self) -> None:
         self.handle.context.leases.advance(self.leased.lease, (self._taken,))
 
-    def _lost(self) -> LeaseExpired:
+    def _lease_expired_error(self) -> LeaseExpired:
         return LeaseExpired(f"the lease of a feed of {self.handle.name} expired after {self._through}: subscribe again")
 
 

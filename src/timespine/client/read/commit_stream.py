@@ -175,7 +175,7 @@ class CommitStream(Follower[CommitEvent]):
                 lambda session: apply_newer_diffs(session, self.handle.id, self._cursor.seqno, AHEAD)
             )
             if diffs is None:
-                raise self._lost()
+                raise self._lease_expired_error()
             self._coming.extend(diffs)
         if not self._coming:
             return False
@@ -211,7 +211,7 @@ class CommitStream(Follower[CommitEvent]):
                 return rows
             told = self._table(state, found.without, ALL_TIMES)
         except LeaseExpired as error:
-            raise self._lost() from error
+            raise self._lease_expired_error() from error
         place = told.column_names.index(DIFF)
         taken_off = told.set_column(place, told.schema.field(DIFF), pc.negate(told.column(DIFF)))
         names = [name for name in rows.column_names if name != DIFF]
@@ -230,7 +230,7 @@ class CommitStream(Follower[CommitEvent]):
     def _follow(self, state: State) -> None:
         """Move the cursor of the lease: maintenance may delete what older states need."""
         if self.leased.is_leased:
-            self.handle.context.leases.follow(self.leased.lease, state.seqno)
+            self.handle.context.leases.advance_cursor(self.leased.lease, state.seqno)
 
     @property
     def _is_behind(self) -> bool:
@@ -240,9 +240,9 @@ class CommitStream(Follower[CommitEvent]):
 
     def _move_lease(self) -> None:
         self._has_told = False
-        self.handle.context.leases.let_go(self.leased.lease)
+        self.handle.context.leases.release_states(self.leased.lease)
 
-    def _lost(self) -> LeaseExpired:
+    def _lease_expired_error(self) -> LeaseExpired:
         name, seqno = self.handle.name, self._cursor.seqno
         if not self.leased.is_leased:
             return LeaseExpired(

@@ -65,10 +65,13 @@ def open_changes(
         return Changes(handle, leased, plan, request, "column", images=images)
 
 
-def open_updates(handle: CollectionHandle, until: TimeLike | None, asked: ReadOptions) -> Updates:
-    """Plan all updates up to a time, with their times advanced to since."""
-    with acquire(handle, until, asked.timeout, hold=asked.hold, state=asked.state) as (leased, last):
-        plan = read_plan(leased.state, last) if last is not None else None
-        window = Window(until=last, since=plan.since if plan is not None else None)
+def open_updates(
+    handle: CollectionHandle, until: TimeLike | None, asked: ReadOptions, *, after: TimeLike | None = None
+) -> Updates:
+    """Plan all updates up to a time, with their times advanced to since; or those after a time alone."""
+    with acquire(handle, until, asked.timeout, after=after, hold=asked.hold, state=asked.state) as (leased, last):
+        first = handle.time_of(after) if after is not None else None
+        plan = read_plan(leased.state, last, first) if last is not None else None
+        window = Window(first, last, since=plan.since if plan is not None and first is None else None)
         request = scan_request(handle, leased.state, asked.columns, asked.where, window, keep_times=True)
         return Updates(handle, leased, plan, request, "column")

@@ -211,12 +211,12 @@ class Leases:
             return self.unleased(state)
         return self.take(state.collection, Frontier(((INT64_MAX,) * state.arity,)), own=True, listens=True)
 
-    def follow(self, lease: SharedLease, seqno: int) -> None:
+    def advance_cursor(self, lease: SharedLease, seqno: int) -> None:
         """Record that a listener has read all commits up to a state."""
         with self._lock:
             lease.cursor = seqno
 
-    def let_go(self, lease: SharedLease) -> None:
+    def release_states(self, lease: SharedLease) -> None:
         """Release the states that a listener has read; raise LeaseExpired if its lease is gone."""
         with self._lock:
             assert lease.cursor is not None
@@ -311,14 +311,16 @@ class Leases:
         for lease in leases:
             self.is_lost(lease)
         alive = [
-            DowngradeReader(lease.reader, None, self._released(lease, before)) for lease in leases if not lease.lost
+            DowngradeReader(lease.reader, None, self._releasable_seqno(lease, before))
+            for lease in leases
+            if not lease.lost
         ]
         reply = self._committer.offer(CommandTransaction(tuple((collection, each) for each in alive))) if alive else ()
         if isinstance(reply, Refused):
             return 0  # one lease expired in between: the next beat finds out which
         return int(self._committer.known(collection).seqno != before)
 
-    def _released(self, lease: SharedLease, newest: int) -> int | None:
+    def _releasable_seqno(self, lease: SharedLease, newest: int) -> int | None:
         """Return the state up to which an own lease releases along with a beat; None: no further.
 
         An idle feed that held the state of its last look would keep garbage from being collected.

@@ -92,7 +92,7 @@ class Follower(OneProcess, Iterator[E]):
         """Move the lease to the position of the reader."""
 
     @abstractmethod
-    def _lost(self) -> LeaseExpired:
+    def _lease_expired_error(self) -> LeaseExpired:
         """Make the error for a lost lease."""
 
     # Waiting and releasing.
@@ -127,9 +127,9 @@ class Follower(OneProcess, Iterator[E]):
             with contextlib.suppress(Unavailable):  # the next release does it
                 self._move_lease()
         except LeaseExpired as error:
-            raise self._lost() from error
+            raise self._lease_expired_error() from error
 
     def _check_lease(self, state: State) -> None:
         """Raise LeaseExpired if a state lacks the lease."""
         if self.leased.is_leased and self.leased.lease.reader not in state.readers:
-            raise self._lost()
+            raise self._lease_expired_error()

@@ -40,7 +40,7 @@ def restrict_to_lookup(rows: Rows, keys: RowsLike | None, between: object) -> No
     schema = rows._collection_schema
     if keys is None and between is None:
         raise UsageError("this does not say which rows to look up", hint=Hint("give-key-or-range"))
-    leading = _leading(keys, schema) if keys is not None else ()
+    leading = _leading_key_columns(keys, schema) if keys is not None else ()
     if keys is not None:
         rows._only(KeySet(parse_keys(keys, schema, leading)))
     if between is not None:
@@ -64,7 +64,7 @@ def from_arrangement(handle: CollectionHandle, keys: RowsLike | None) -> pa.Tabl
     return None
 
 
-def _leading(keys: RowsLike, schema: Schema) -> tuple[str, ...]:
+def _leading_key_columns(keys: RowsLike, schema: Schema) -> tuple[str, ...]:
     """Return the key columns that `keys` names: all, or the first ones."""
     if not schema.key:
         return schema.key_names  # all columns identify a row

@@ -39,6 +39,7 @@ from timespine.model.time import INT64_MAX, Time
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
 
@@ -258,13 +259,14 @@ class Rows(OneProcess):
         found = [part for run in self._runs() for part in run.parts]
         return sum(part.rows for part in found), sum(part.total_bytes for part in found)
 
-    def to_spark(self, spark: Any, **options: Any) -> Any:
+    def to_spark(self, spark: SparkSession, *, partitions: int | None = None, native: bool = True) -> DataFrame:
         """Return the rows as a DataFrame of Spark that executors read. A lease holds them while the session lives.
 
         `partitions` is the number of pieces; with `native=False` Spark does not read the files itself.
         `timespine.spark.release(spark)` releases them earlier.
         """
-        return load_spark_module("read.to_spark").to_spark(self, spark, **options)
+        to_spark: Callable[..., DataFrame] = load_spark_module("read.to_spark").to_spark
+        return to_spark(self, spark, partitions=partitions, native=native)
 
     def _check_pieces(self) -> None:
         """Raise a UsageError if the result is right only as a whole."""

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from timespine.client.argument_types import RowsLike
 from timespine.client.commit.accept_older_schema import SchemaCheck, convert_to_newest
 from timespine.client.commit.draft import Stages
 from timespine.client.commit.group_commit import NAMED
@@ -65,7 +66,7 @@ class PendingAppend(NamedTuple):
     """One append that waits: a draft (`client.commit.draft`)."""
 
     handle: CollectionHandle
-    rows: Any
+    rows: RowsLike
     key: Hashable
     """The conversion key: appends with the same one are converted together, as each would be alone."""
 
@@ -129,12 +130,12 @@ AppendDraft = PendingAppend | RelayedAppends
 class ByItself(NamedTuple):
     """The reply to an append that could not be committed with others: its own thread commits it."""
 
-    rows: Any
+    rows: RowsLike
 
 
 def append_or_wait(
     handle: CollectionHandle,
-    rows: Any,
+    rows: RowsLike,
     at: TimeLike | None,
     upper: FrontierLike | None,
     expected_upper: FrontierLike | None,
@@ -156,7 +157,7 @@ def append_or_wait(
     return append_rows(handle, rows, at, upper, expected_upper)
 
 
-def pending_append(handle: CollectionHandle, rows: Any) -> PendingAppend | None:
+def pending_append(handle: CollectionHandle, rows: RowsLike) -> PendingAppend | None:
     """Return an append that is batched with others; None if the rows are many, name a time, or are not plain."""
     key, names = _conversion_key(rows)
     _, schema = handle.schema(handle.known())
@@ -165,7 +166,7 @@ def pending_append(handle: CollectionHandle, rows: Any) -> PendingAppend | None:
     return PendingAppend(handle, rows, key)
 
 
-def _conversion_key(rows: Any) -> tuple[Hashable | None, Sequence[str]]:
+def _conversion_key(rows: RowsLike) -> tuple[Hashable | None, Sequence[str]]:
     """Return the conversion key of rows, and their columns; the key is None for rows that are converted alone.
 
     SUBTLE: the conversion of Python values depends on the types of all values of a column. So only rows whose
@@ -194,14 +195,14 @@ class _Entry(NamedTuple):
     """One append of a call of the group."""
 
     call: PendingCall[AppendDraft]
-    rows: Any
+    rows: RowsLike
     key: Hashable
 
 
 def _stages(handle: CollectionHandle, group: list[PendingCall[AppendDraft]]) -> Stages:
     """Commit all appends of a group as one batch, and give each its reply or its error."""
     id, schema = handle.schema(handle.known())
-    entries, converted = _fitting(group, schema)
+    entries, converted = _convert_fitting(group, schema)
     if not entries:
         return
     steps = [AppendStep(handle, [each.rows], floats=True) for each in entries]
@@ -224,7 +225,9 @@ def _stages(handle: CollectionHandle, group: list[PendingCall[AppendDraft]]) -> 
             call.reply = found[0] if call.item.origin is None else found
 
 
-def _fitting(group: list[PendingCall[AppendDraft]], schema: Schema) -> tuple[list[_Entry], list[ConvertedAppends]]:
+def _convert_fitting(
+    group: list[PendingCall[AppendDraft]], schema: Schema
+) -> tuple[list[_Entry], list[ConvertedAppends]]:
     """Convert the appends of a group; return those that fit, and answer the calls of the others.
 
     One append is not converted here: its step does so, and its error is that of its caller.
@@ -308,13 +311,13 @@ def _commit_together(
         staged: list[StagedRuns] = []
         try:
             for step, time in zip(steps, at, strict=True):
-                staged.append(stage(_bounded(step.prepare(known.upper, time, NO_STACK)), inline=inline))
+                staged.append(stage(_require_small(step.prepare(known.upper, time, NO_STACK)), inline=inline))
             commands = [
                 (handle.id, command)
                 for step, each, time in zip(steps, staged, at, strict=True)
                 for command in step.commands(each.runs, known.upper, time)
             ]
-            reply = yield from _judged(handle, CommandTransaction(tuple(commands), origins=origins))
+            reply = yield from _offer_by_newest_schema(handle, CommandTransaction(tuple(commands), origins=origins))
         except (TimespineError, _Separately) as error:
             if len(staged) < len(steps) or isinstance(error, _Separately) or did_not_commit(error):
                 _discard(staged)
@@ -335,7 +338,7 @@ def _commit_together(
     raise _Outrun
 
 
-def _judged(
+def _offer_by_newest_schema(
     handle: CollectionHandle, transaction: CommandTransaction
 ) -> Generator[CommandTransaction, Answers | Refused, Answers | Refused]:
     """Offer a transaction, and again after a change of the schema by which its rows lose no value."""
@@ -345,7 +348,7 @@ def _judged(
         while judge.looks_again(reply):
             reply = yield judge.apply(transaction)
     except NAMED as error:
-        raise handle.committer.named(error, transaction) from error
+        raise handle.committer.with_collection_names(error, transaction) from error
     return reply
 
 
@@ -354,7 +357,7 @@ def _replies_of(reply: Answers | Refused) -> Sequence[Any] | None:
     return None if isinstance(reply, Refused) else reply
 
 
-def _bounded(prepared: PreparedRows | None) -> PreparedRows | None:
+def _require_small(prepared: PreparedRows | None) -> PreparedRows | None:
     """Leave rows that take long to store to their own thread: no other thread could commit during the put."""
     if prepared is not None and prepared.table.nbytes > BYTES_MAX:
         raise _Separately
@@ -419,7 +422,7 @@ def _convert(entries: list[_Entry], schema: Schema) -> list[ConvertedAppends]:
 
 
 def _convert_together(entries: list[_Entry], places: list[int], schema: Schema) -> ConvertedAppends:
-    given = [entries[place].rows for place in places]
+    given: list[Any] = [entries[place].rows for place in places]  # tables, or lists: see _conversion_key
     rows = pa.concat_tables(given) if isinstance(given[0], pa.Table) else list(chain.from_iterable(given))
     table = to_updates(rows, schema, (0,))
     return ConvertedAppends(places, np.array([len(each) for each in given]), table)

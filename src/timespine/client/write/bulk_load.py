@@ -33,10 +33,12 @@ def bulk_load(
 
     For any size of a decoded file, memory beside that of the process is at most about
 
-        2 * BATCH_BYTES + part_bytes * (1 + 1/16) + outstanding_parts * part_bytes * 3
+        part_bytes * (2 + 1/16) + outstanding_parts * part_bytes * 3 + (3 + outstanding_parts) * BATCH_BYTES
 
-    for a batch before and after conversion, the gathered rows, and the parts that are being put
-    (`columnar.write.run_writer`): 516 MiB by default, 177 MiB with `Config(part_bytes=16 << 20)`.
+    for the gathered rows, the part that waits for an upload to end, and the parts that are being put
+    (`columnar.write.run_writer`); and for a batch before and after conversion, and the batches at the ends of parts,
+    which stay in memory as a whole: 596 MiB by default, 209 MiB with `Config(part_bytes=16 << 20)`. The allocator may
+    keep a third more (tests/client/load/test_bounded_batches.py).
     """
     state = handle.state()
     _, schema = handle.schema(state)

@@ -64,7 +64,7 @@ class Merge(Generic[R]):
 
     def when_matched_update(self, set: SetLike | None = None, where: Where | None = None) -> Merge[R]:
         """Set values in rows that the source has too: by default those of the source."""
-        return self._with("matched", where, _given(set))
+        return self._with("matched", where, _parse_values(set))
 
     def when_matched_delete(self, where: Where | None = None) -> Merge[R]:
         """Delete rows that the source has too."""
@@ -75,7 +75,7 @@ class Merge(Generic[R]):
 
         With `values`, a row consists of its key and of those; other columns are null, or their default, as in Delta.
         """
-        return self._with("not matched", where, _given(values))
+        return self._with("not matched", where, _parse_values(values))
 
     def when_not_matched_by_source_delete(self, where: Where | None = None) -> Merge[R]:
         """Delete rows that the source does not have."""
@@ -83,7 +83,7 @@ class Merge(Generic[R]):
 
     def when_not_matched_by_source_update(self, set: SetLike, where: Where | None = None) -> Merge[R]:
         """Set values in rows that the source does not have."""
-        return self._with("not matched by source", where, _given(set))
+        return self._with("not matched by source", where, _parse_values(set))
 
     def execute(self) -> R:
         """Commit the merge; in a transaction, add it as a step."""
@@ -139,7 +139,7 @@ class Merge(Generic[R]):
             if clause.kind != "not matched" and len(taken):
                 gone.append(taken[_OURS])
             if clause.values is not None and len(taken):
-                new.append(_valued(taken, clause, names))
+                new.append(_new_rows(taken, clause, names))
         removed = pl.concat(gone).to_arrow() if gone else pa.array([], pa.uint32())
         return RowDelta(old.take(removed), pa.concat_tables(new) if new else schema.arrow.empty_table())
 
@@ -217,7 +217,7 @@ def _take(rest: pl.DataFrame, clause: Clause, names: _Columns) -> tuple[pl.DataF
     return rest.filter(~pl.col(_ROW).is_in(taken[_ROW].implode())), taken
 
 
-def _valued(taken: pl.DataFrame, clause: Clause, names: _Columns) -> pa.Table:
+def _new_rows(taken: pl.DataFrame, clause: Clause, names: _Columns) -> pa.Table:
     """Build the new rows of a clause: each as often as the old row counts."""
     given, schema = clause.values or {}, names.schema
     unknown = [name for name in given if name not in schema.names]
@@ -306,7 +306,7 @@ def _as_table(rows: object, schema: Schema) -> pa.Table:
     return known
 
 
-def _given(values: SetLike | None) -> dict[str, object]:
+def _parse_values(values: SetLike | None) -> dict[str, object]:
     """Return new values by column; none stand for those of the source."""
     if values is not None and not isinstance(values, Mapping):
         raise UsageError(f"say what to set by column, such as {{'total': 0}}, not {short_repr(values)}")

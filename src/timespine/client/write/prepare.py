@@ -6,13 +6,12 @@ station of a write has Arrow tables.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from timespine.client.argument_types import RowsLike
 from timespine.client.context import CollectionHandle
 from timespine.client.row_args import are_dicts, column_names_of, refuse_missing
 from timespine.client.time_args import FrontierLike, TimeLike, plain_frontier, unwrap_time
@@ -68,8 +67,8 @@ def prepare_rows(handle: CollectionHandle, rows: object, at: Time | None, *, sor
         id, schema = handle.schema(state)
         table = to_updates(rows, schema, at)
     lower, latest = (Frontier((at,)), at) if at is not None else time_bounds(table, schema)
-    check_weights(table, schema)
     is_sorted = sort_all or table.nbytes <= handle.config.sort_bytes
+    check_weights(table, schema)
     if is_sorted:
         table = consolidate(table, (*schema.order_names, *schema.time_names))
     return PreparedRows(handle, id, schema, table, lower, latest, is_sorted=is_sorted)
@@ -80,7 +79,7 @@ def to_updates(rows: object, schema: Schema, at: Time | None) -> pa.Table:
     return update_table(require_key_columns(fill_diffs(rows, schema), schema), schema, at)
 
 
-def materialize_once(rows: Any) -> Any:
+def materialize_once(rows: RowsLike) -> RowsLike:
     """Read rows that can be read only once into memory; return all others unchanged.
 
     SUBTLE: a write that starts again, because another writer was first or the schema changed, would find a reader at
@@ -112,7 +111,7 @@ def check_key_columns(rows: object, table: pa.Table, schema: Schema) -> None:
         refuse_missing(schema.key_names, set(schema.key_names).intersection(table.column_names, *lists))
 
 
-def fill_diffs(rows: object, schema: Schema) -> Any:
+def fill_diffs(rows: object, schema: Schema) -> object:
     """Set the diff of dictionaries without one to +1, if others have one. Refuse times that only some of them have."""
     if not isinstance(rows, list | tuple) or not are_dicts(rows):
         return rows

@@ -19,12 +19,14 @@ import contextlib
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
 
 from timespine.client.context import CollectionHandle
 from timespine.client.read.acquire import lease_newest, require_plan
+from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import Rows
 from timespine.client.write.prepare import next_free_time, upper_after
@@ -98,11 +100,19 @@ class CurrentRows:
     id: int
     """The id of the schema."""
     schema: Schema
-    plan: Plan | None
+    plan_rows: Callable[[], Plan | None]
+    """The function that plans the first read, once: an arrangement may have the rows, and then no plan is needed."""
     state: State
     """The newest state that the delta is right for."""
     time: int
     """The time of the delta: not before the upper of the state."""
+    is_snapshot: bool = False
+    """Whether the first read is of the last complete time, without unsealed updates."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the first read; None if there is nothing to read."""
+        return self.plan_rows()
 
     @property
     def upper(self) -> Frontier:
@@ -118,8 +128,9 @@ class CurrentRows:
             served = self._from_arrangement(keys)
             if served is not None:
                 return served
-        window = Window(until=self.plan.until if self.plan is not None else None)
-        return self._read(self.plan, self.state, self._wanted(window, keys, where))
+        plan = self.plan
+        window = Window(until=plan.until if plan is not None else None)
+        return self._read(plan, self.state, self._scan_request(window, keys, where))
 
     def _from_arrangement(self, keys: KeySet) -> pa.Table | None:
         """Read the rows of keys from an open arrangement; None if none has them as of the time of the plan.
@@ -128,14 +139,10 @@ class CurrentRows:
         (test_changes_use_rows_of_the_upper_that_they_replace).
         """
         last = self.upper.time - 1
-        if self.plan is None or self.plan.until != (last,):
+        if not self.is_snapshot:
             return None
-        for arrangement in list(self.handle.context.arrangements):
-            if arrangement.collection_id == self.handle.id:
-                found = arrangement.rows_as_of(last, keys.table, self.id)
-                if found is not None:
-                    return found.select([*self.schema.names, DIFF])
-        return None
+        found = arranged_rows(self.handle, keys.table, last, self.id)
+        return None if found is None else found.select([*self.schema.names, DIFF])
 
     def news(self, state: State, time: int, keys: KeySet | None = None, where: Predicate | None = None) -> pa.Table:
         """Read what a newer state, as of a time, adds to such rows: net, with their counts in `_diff`.
@@ -153,12 +160,12 @@ class CurrentRows:
         plan = plan_ahead(state, (time,), window.after)
         if not isinstance(plan, Plan):
             raise Stale(before.upper, state.upper)  # since has passed the old upper, and advanced times to after it
-        found = self._read(plan, state, self._wanted(window, keys, where))
+        found = self._read(plan, state, self._scan_request(window, keys, where))
         ahead = plan_unsealed(before, before.upper, Frontier.at(self.time + 1))
         if not ahead:
             return found
         # SUBTLE: the first read counted them when they were unsealed (test_read_current.py).
-        counted = self._wanted(Window(until=(self.time,)), keys, where)
+        counted = self._scan_request(Window(until=(self.time,)), keys, where)
         known = self._read(plan_runs(before, ahead), before, counted)
         net = consolidate(pa.concat_tables([found, negate_diffs(known)]), self.schema.order_names)
         return net.select(found.column_names)
@@ -171,7 +178,7 @@ class CurrentRows:
             return max(at, self.time, *state.upper.elements[0])
         return self.time if state.upper.less_equal((self.time,)) else next_free_time(self.handle, state.upper)
 
-    def _wanted(self, window: Window, keys: KeySet | None, where: Predicate | None) -> ScanRequest:
+    def _scan_request(self, window: Window, keys: KeySet | None, where: Predicate | None) -> ScanRequest:
         return ScanRequest(self.schema, self.schema.names, window, where=where, keys=keys)
 
     def _read(self, plan: Plan | None, state: State, wanted: ScanRequest) -> pa.Table:
@@ -208,12 +215,15 @@ def read_current(handle: CollectionHandle, at: int | None = None) -> Iterator[Cu
         upper = state.upper.time
         id, schema = handle.schema(state)
         time = next_free_time(handle, state.upper) if at is None else max(at, upper)
-        plan: Plan | None = None
-        if any(state.unsealed.reaching(state.upper, (time,))):
-            plan = require_plan(plan_ahead(state, (time,)))
-        elif upper > 0:
-            plan = require_plan(plan_snapshot(state, (upper - 1,)))
-        yield CurrentRows(handle, leased, id, schema, plan, state, time)
+        is_ahead = any(state.unsealed.reaching(state.upper, (time,)))
+
+        @cache
+        def plan_rows() -> Plan | None:
+            if is_ahead:
+                return require_plan(plan_ahead(state, (time,)))
+            return require_plan(plan_snapshot(state, (upper - 1,))) if upper > 0 else None
+
+        yield CurrentRows(handle, leased, id, schema, plan_rows, state, time, not is_ahead and upper > 0)
 
 
 @dataclass(slots=True)
@@ -296,7 +306,7 @@ class PendingDelta:
         return CompareAndAppend(batches, now.upper, new_upper, self.operation, limit, now.state.unsealed_next)
 
     @property
-    def stored(self) -> int:
+    def stored_updates(self) -> int:
         """The number of stored updates, patches included."""
         return self.rows + sum(int(patch.table.num_rows) for patch in self.patches)
 
@@ -355,9 +365,9 @@ class LocalDelta(PendingDelta):
         # SUBTLE: called after the commit. An error here would mean "not committed" to the caller, which would delete
         # committed blobs (test_read_current.py).
         try:
-            return int(self._added(self.deltas).num_rows) if self.patches else self.rows
+            return int(self._add_up(self.deltas).num_rows) if self.patches else self.rows
         except DiffOverflow:
-            return self.stored
+            return self.stored_updates
 
     def news(self, state: State, time: int) -> pa.Table:
         assert self.look is not None
@@ -375,19 +385,19 @@ class LocalDelta(PendingDelta):
         """Compute the delta of the rows of the keys in some news, less their former delta."""
         schema = self.now.schema
         keys = KeySet(news.select(list(schema.key_names)))
-        before = self._added([table.filter(keys.mask(table)) for table in self.seen])
-        return self._added([self._delta(self._added([before, news])), negate_diffs(self._delta(before))])
+        before = self._add_up([table.filter(keys.mask(table)) for table in self.seen])
+        return self._add_up([self._delta(self._add_up([before, news])), negate_diffs(self._delta(before))])
 
     def _by_all(self, news: pa.Table) -> pa.Table:
         """Compute the delta of all rows, less their former delta."""
-        self.seen = [self._added(self.seen)]
-        return self._added([self._delta(self._added([*self.seen, news])), *map(negate_diffs, self.deltas)])
+        self.seen = [self._add_up(self.seen)]
+        return self._add_up([self._delta(self._add_up([*self.seen, news])), *map(negate_diffs, self.deltas)])
 
     def _delta(self, rows: pa.Table) -> pa.Table:
         assert self.look is not None
         return delta_of(self.look.difference(rows), self.now.schema)
 
-    def _added(self, tables: list[pa.Table]) -> pa.Table:
+    def _add_up(self, tables: list[pa.Table]) -> pa.Table:
         """Add up tables: each row once, with the sum of its counts."""
         schema = self.now.schema
         return consolidate(pa.concat_tables(tables), schema.order_names).select([*schema.names, DIFF])

@@ -45,7 +45,7 @@ class StagedRuns(NamedTuple):
     def count_rows(self) -> None:
         """Count the committed rows."""
         if self.prepared is not None:
-            count_appended(self.prepared.handle, self.runs, rows_in(self.runs))
+            count_appended(self.prepared.handle, self.runs, sum(part.rows for run in self.runs for part in run.parts))
 
 
 NOTHING_STAGED = StagedRuns(None, (), None)
@@ -122,7 +122,8 @@ def delete_flushed(
 def count_appended(handle: CollectionHandle, runs: Runs, rows: int) -> None:
     """Count the committed rows and bytes."""
     counters = handle.context.counters_of(handle.id)
-    add_to_counter(counters, "append bytes", sum(part.total_bytes for run in runs for part in run.parts))
+    size = sum(part.size + part.inside_bytes for run in runs for part in run.parts)
+    add_to_counter(counters, "append bytes", size)
     add_to_counter(counters, "append rows", rows)
 
 
@@ -145,10 +146,8 @@ def make_runs(
     config, context = handle.config, handle.context
     if inline and is_sorted:
         # If the known state is full, the commit would only be refused.
-        rule = InlineRule(
-            config.inline_part_bytes * min(share, SHARE_MAX),
-            room=lambda: config.inline_total_bytes - handle.known().inline_bytes,
-        )
+        room = config.inline_total_bytes - handle.known().inline_bytes
+        rule = InlineRule(config.inline_part_bytes * min(share, SHARE_MAX), room)
         if (part := rule.part_of(table)) is not None:
             return (Run((part,), Order.SORTED, id),), None
     writer = handle.committer.writer(handle.id)

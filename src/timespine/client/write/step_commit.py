@@ -74,6 +74,8 @@ class StepCommit:
         self._is_conditional = any(step.is_conditional for step in steps)
         self._seqnos: dict[str, int] = {}
         """The sequence numbers of the states that the steps were placed on."""
+        self._times_of: dict[str, int] | None = None
+        """The sequence numbers of the states that the times were chosen for; None: they were not chosen yet."""
         self._turn: TurnCommit | None = None
         """The turn of the change after losses; None if it has not lost."""
         self._prepared: list[Step] = []
@@ -266,7 +268,13 @@ class StepCommit:
             step.follow(at, exactly=exactly, quickly=quickly)
 
     def _place(self) -> None:
-        """Move the times of the transaction until they are free in every collection that has a step at them."""
+        """Move the times of the transaction until they are free in every collection that has a step at them.
+
+        Times that were chosen for the known states stay: staging rows takes long, and mostly nothing comes in between.
+        """
+        known = {step.handle.id: step.handle.known().seqno for step in self.steps}
+        if known == self._times_of:
+            return
         times = self.times
         while True:
             before = dict(times)
@@ -282,6 +290,7 @@ class StepCommit:
             if times == before:
                 break
         self._at = [times[step.handle.entry.timeline] if step.is_free else None for step in self.steps]
+        self._times_of = known
 
     def _uppers(self) -> dict[str, Frontier]:
         """Return the known uppers of all collections; raise ClosedError for rows of a closed one.

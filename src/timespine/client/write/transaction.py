@@ -288,7 +288,7 @@ class Transaction(OneProcess):
             raise UsageError("this transaction is over: begin another one")
 
 
-def copy_rows(rows: Any) -> Any:
+def copy_rows(rows: RowsLike) -> RowsLike:
     """Copy rows: the caller may change its list before the transaction ends."""
     return list(rows) if isinstance(rows, list) else materialize_once(rows)
 

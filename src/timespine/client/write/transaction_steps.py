@@ -333,7 +333,7 @@ class DeltaStep(DependsOnRead):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         # SUBTLE: beside other steps an empty delta is committed too. That it is empty follows from a read, and must
         # still be true when the other steps are committed (test_transaction.py).
-        return [self.pending.command(runs)] if self.must_hold or self.pending.stored else []
+        return [self.pending.command(runs)] if self.must_hold or self.pending.stored_updates else []
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         pending = self.pending

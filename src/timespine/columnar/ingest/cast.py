@@ -75,7 +75,7 @@ def cast_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.C
         if reason is not None:
             raise InvalidRows(f"column {short_repr(name)} {reason}")
     _check_buffers(name, column)
-    column = _coalesced(column)
+    column = _join_tiny_chunks(column)
     # The second comparison also sees the names of list elements, which the first one does not.
     if (
         given == wanted
@@ -96,7 +96,7 @@ def cast_column(name: str, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.C
         raise InvalidRows(
             f"column {short_repr(name)}: {given} cannot be read as {type_name(wanted)}: cast it"
         ) from None
-    return _coalesced(pa.chunked_array(pieces, wanted))
+    return _join_tiny_chunks(pa.chunked_array(pieces, wanted))
 
 
 def mismatch(given: pa.DataType, wanted: pa.DataType) -> str | None:
@@ -227,7 +227,7 @@ def _bare(array: pa.Array) -> pa.Array:
     return pa.nulls(len(array))
 
 
-def _coalesced(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _join_tiny_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Join tiny chunks, if that is exact for the type."""
     if column.num_chunks < 8 or len(column) >= column.num_chunks * CHUNK_ROWS_MIN:
         return column
@@ -246,7 +246,7 @@ def _pieces(array: pa.Array, wanted: pa.DataType, start: int) -> list[pa.Array]:
     not fit, and it splits arrays that are too large for the 32-bit offsets of the wanted type.
     """
     try:
-        return [_converted(array, wanted)]
+        return [_convert(array, wanted)]
     except _UNREADABLE:
         if len(array) == 1:
             raise _BadRow(start) from None
@@ -254,7 +254,7 @@ def _pieces(array: pa.Array, wanted: pa.DataType, start: int) -> list[pa.Array]:
     return [*_pieces(array.slice(0, half), wanted, start), *_pieces(array.slice(half), wanted, start + half)]
 
 
-def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _convert(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Convert an array to the wanted type; raise ArrowInvalid if some value does not fit."""
     given, types = array.type, pa.types
     if types.is_null(given):
@@ -263,11 +263,11 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         values = array.dictionary
         if types.is_string_view(values.type) or types.is_binary_view(values.type):  # Arrow cannot take from views
             values = values.cast(pa.string() if types.is_string_view(values.type) else pa.binary())
-        return _converted(values.take(array.indices), wanted)
+        return _convert(values.take(array.indices), wanted)
     if types.is_list(wanted):
-        return _converted_list(array, wanted)
+        return _convert_list(array, wanted)
     if types.is_struct(wanted):
-        return _converted_struct(array, wanted)
+        return _convert_struct(array, wanted)
     if types.is_integer(given) and types.is_decimal(wanted):
         array = array.cast(
             pa.decimal128(20, 0)
@@ -282,9 +282,9 @@ def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     return canonical_floats(cast)
 
 
-def _converted_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _convert_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Convert a list of any kind. Check only elements of lists: those between them may be anything."""
-    values = _converted(array.flatten(), wanted.value_type)
+    values = _convert(array.flatten(), wanted.value_type)
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -294,11 +294,11 @@ def _converted_list(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, type=wanted, mask=mask)
 
 
-def _converted_struct(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _convert_struct(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Convert a struct field by field. `flatten` makes fields of a null struct null, so that they cannot fail."""
     given = {field.name: child for field, child in zip(array.type, array.flatten(), strict=True)}
     children = [
-        _converted(given[field.name], field.type) if field.name in given else pa.nulls(len(array), field.type)
+        _convert(given[field.name], field.type) if field.name in given else pa.nulls(len(array), field.type)
         for field in wanted
     ]
     mask = array.is_null() if array.null_count else None

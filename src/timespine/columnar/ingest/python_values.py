@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.schema.types import parse_type, type_name
-from timespine.errors import InvalidRows, UsageError, short_repr
+from timespine.errors import InvalidRows, UsageError, short_repr, with_article
 
 _NONE = type(None)
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -140,7 +140,7 @@ def _check(kinds: set[type], wanted: pa.DataType, allowed: tuple[type, ...], but
         is_missing = kind.__name__ in ("NaTType", "NAType")
         if is_missing or not issubclass(kind, allowed) or (but is not None and issubclass(kind, but)):
             instead = "; use None for what is missing" if is_missing else ""
-            text = f"it holds a {kind.__name__} where {type_name(wanted)} is needed{instead}"
+            text = f"it holds {with_article(kind.__name__)} where {type_name(wanted)} is needed{instead}"
             raise InvalidRows.of_type(kind.__name__, text)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from timespine.columnar.ingest.python_values import column_of, values_of
 from timespine.columnar.schema.schema import Schema, shown_names
-from timespine.errors import InvalidRows, short_repr
+from timespine.errors import InvalidRows, short_repr, with_article
 
 _ROWS = "give an Arrow table, a Polars or pandas frame, a list of dicts or a dict of columns"
 
@@ -78,12 +78,12 @@ def _from_capsule(rows: object) -> pa.Table:
 def _from_dicts(rows: list[Any] | tuple[Any, ...], schema: Schema | None) -> pa.Table:
     for kind in set(map(type, rows)):
         if not issubclass(kind, dict):
-            raise InvalidRows(f"a row is a {kind.__name__}, not a dict: {_ROWS}")
+            raise InvalidRows(f"a row is {with_article(kind.__name__)}, not a dict: {_ROWS}")
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     _check_texts(names, schema)
     columns: dict[str, pa.ChunkedArray] = {}
     for name in names:
-        wanted, default = _expected(name, schema)
+        wanted, default = _type_and_default(name, schema)
         columns[name] = column_of(name, values_of(rows, name, default), wanted)
     return _table(columns, len(rows))
 
@@ -113,7 +113,7 @@ def _check_texts(names: Sequence[object], schema: Schema | None) -> None:
 
 def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray:
     """Convert one column of any kind."""
-    wanted, _ = _expected(name, schema)
+    wanted, _ = _type_and_default(name, schema)
     if isinstance(values, list | tuple | range):
         return column_of(name, list(values), wanted)
     if isinstance(values, pa.ChunkedArray):
@@ -128,19 +128,21 @@ def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray
         if isinstance(values, np.ndarray):
             if values.dtype == object:
                 return column_of(name, values.tolist(), wanted)
-            return _chunked(pa.array(values, from_pandas=False))
+            return _to_chunked(pa.array(values, from_pandas=False))
         if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
-            return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else _chunked(pa.array(values))
+            return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else _to_chunked(pa.array(values))
     except (pa.ArrowException, TypeError, OverflowError):
         raise InvalidRows(f"column {short_repr(name)}: {type(values).__name__} cannot be read as a column") from None
-    raise InvalidRows(f"column {short_repr(name)} is a {type(values).__name__}, not many values: a single row is [row]")
+    raise InvalidRows(
+        f"column {short_repr(name)} is {with_article(type(values).__name__)}, not many values: a single row is [row]"
+    )
 
 
 def _from_polars(name: str, values: pl.Series, wanted: pa.DataType | None) -> pa.ChunkedArray:
     if values.dtype == pl.Object:  # Polars would export the addresses of the objects
         return column_of(name, values.to_list(), wanted)
     try:
-        return _chunked(values.to_arrow(compat_level=pl.CompatLevel.oldest()))
+        return _to_chunked(values.to_arrow(compat_level=pl.CompatLevel.oldest()))
     except pa.ArrowException:
         raise InvalidRows(f"column {short_repr(name)}: {values.dtype} has no Arrow type: cast it first") from None
 
@@ -159,7 +161,7 @@ def _from_pandas(frame: Any, schema: Schema | None) -> pa.Table:
 
 def _from_series(name: str, values: Any, wanted: pa.DataType | None) -> pa.ChunkedArray:
     if values.dtype != object:
-        return _chunked(pa.array(values, from_pandas=True))
+        return _to_chunked(pa.array(values, from_pandas=True))
     objects, missing = values.to_numpy(), values.isna().to_numpy()
     if missing.any():
         objects = objects.copy()
@@ -167,7 +169,7 @@ def _from_series(name: str, values: Any, wanted: pa.DataType | None) -> pa.Chunk
     return column_of(name, objects.tolist(), wanted)
 
 
-def _expected(name: str, schema: Schema | None) -> tuple[pa.DataType | None, object]:
+def _type_and_default(name: str, schema: Schema | None) -> tuple[pa.DataType | None, object]:
     """Return the type for Python values of a column, and the default for rows without it."""
     if schema is None:
         return None, None
@@ -184,7 +186,7 @@ def _table(columns: dict[str, pa.ChunkedArray], rows: int) -> pa.Table:
     return pa.Table.from_arrays([pa.nulls(rows)], names=["none"]).select([])  # no columns, but as many rows
 
 
-def _chunked(array: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_chunked(array: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 

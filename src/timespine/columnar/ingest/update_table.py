@@ -69,7 +69,7 @@ def project_rows(table: pa.Table, written: Schema, wanted: Schema, columns: Sequ
     fields = [wanted.field(name) for name in (wanted.names if columns is None else columns)]
     there = set(table.column_names)
     system = [name for name in wanted.system_names if name in there]
-    arrays = [_projected(table, there, written, field) for field in fields]
+    arrays = [_project_column(table, there, written, field) for field in fields]
     arrays += [table.column(name) for name in system]
     if not arrays:
         return table.select([])  # a table of no columns still has rows
@@ -89,12 +89,12 @@ def _user_columns(table: pa.Table, schema: Schema) -> list[pa.ChunkedArray]:
     return [
         cast_column(field.name, table.column(field.name), schema.types[field.name])
         if field.name in there
-        else _filled(field, table.num_rows)
+        else _repeat_default(field, table.num_rows)
         for field in schema.fields
     ]
 
 
-def _filled(field: Field, rows: int) -> pa.ChunkedArray:
+def _repeat_default(field: Field, rows: int) -> pa.ChunkedArray:
     """Repeat the default of a column for a number of rows. All chunks share one block."""
     if field.default is None:
         return pa.chunked_array([pa.nulls(rows, field.arrow_type)])
@@ -110,7 +110,7 @@ def _times(table: pa.Table, schema: Schema, at: tuple[int, ...] | None) -> list[
     names = schema.time_names
     there = [name for name in names if name in table.column_names]
     if not there and at is not None:
-        return [_repeated(coordinate, table.num_rows) for coordinate in at]
+        return [_repeat(coordinate, table.num_rows) for coordinate in at]
     if at is not None:
         raise InvalidRows(f"the rows have times of their own in {shown_names(there)}", hint=Hint("leave-out-at"))
     if len(there) < len(names):
@@ -135,7 +135,7 @@ def _diffs(table: pa.Table, diff: int | None) -> pa.ChunkedArray:
     if type(diff) is not int or not INT64_MIN <= diff <= INT64_MAX:
         what = "the rows have no diffs" if diff is None else f"{short_repr(diff)} is not a diff"
         raise InvalidRows(f"{what}: give an integer that fits 64 bits, or the column {short_repr(DIFF)}")
-    return _repeated(diff, table.num_rows)
+    return _repeat(diff, table.num_rows)
 
 
 def _integers(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -148,14 +148,14 @@ def _integers(table: pa.Table, name: str) -> pa.ChunkedArray:
     return cast_column(name, column, pa.int64())
 
 
-def _repeated(value: int, rows: int) -> pa.ChunkedArray:
+def _repeat(value: int, rows: int) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(np.full(rows, value, np.int64))])
 
 
-def _projected(table: pa.Table, there: set[str], written: Schema, field: Field) -> pa.ChunkedArray:
+def _project_column(table: pa.Table, there: set[str], written: Schema, field: Field) -> pa.ChunkedArray:
     """Return one wanted column: the one written under its id, or its default if there is none."""
     if not written.has_id(field.id):
-        return _filled(field, table.num_rows)
+        return _repeat_default(field, table.num_rows)
     source = written.by_id(field.id)
     if source.name not in there:
         raise UsageError(f"the table has no column {short_repr(source.name)}, which the schema it was written with has")

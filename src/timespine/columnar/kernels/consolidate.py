@@ -34,7 +34,7 @@ _FEW = 4
 
 
 def consolidate(table: pa.Table, order: Sequence[str]) -> pa.Table:
-    """The table sorted by `order`, equal rows summed, zeros dropped; the table itself if there is nothing to do.
+    """Return the table sorted by `order`, equal rows summed, zeros dropped; the table itself if there is nothing to do.
 
     `order` names all columns but `_diff`. A sum that does not fit an int64 is a DiffOverflow.
     """
@@ -42,7 +42,7 @@ def consolidate(table: pa.Table, order: Sequence[str]) -> pa.Table:
 
 
 def consolidate_inputs(inputs: Sequence[Sequence[pa.Table]], order: Sequence[str], cut: int) -> pa.Table:
-    """The same for sorted runs, each of several tables."""
+    """Return the same for sorted runs, each of several tables."""
     tables = [table for each in inputs for table in each]
     rows = [sum(table.num_rows for table in each) for each in inputs]
     starts = [0, *accumulate(rows[:-1])]
@@ -50,7 +50,7 @@ def consolidate_inputs(inputs: Sequence[Sequence[pa.Table]], order: Sequence[str
 
 
 def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int], cut: int) -> pa.Table:
-    """The same for a table of sorted runs, one after the other, that begin at `starts`.
+    """Return the same for a table of sorted runs, one after the other, that begin at `starts`.
 
     If one is seen not to be ascending in the first `cut` columns of the order, that is a CorruptionError.
     """
@@ -136,7 +136,7 @@ class _Arranged:
     """Of the rows in order, which begin a group of equal ones; None if all do."""
 
     def index_of(self, block: slice) -> Index:
-        """The rows at some places of the order."""
+        """Return the rows at some places of the order."""
         if self.index is not None:
             return self.index[block]
         if self.keys is None:
@@ -183,7 +183,7 @@ def _arrange(columns: Sequence[pa.Array], packed: Packed) -> _Arranged:
 
 
 def _check_ascending(packed: Packed, starts: Sequence[int], cut: int) -> None:
-    """What is seen of the first `cut` columns must not fall, except where a run begins."""
+    """Check that the first `cut` columns, as far as they are seen, do not fall, except where a run begins."""
     seen = packed.used if cut > len(packed.ends) else packed.ends[cut - 1] if cut else 0
     if seen == 0:
         return
@@ -195,7 +195,8 @@ def _check_ascending(packed: Packed, starts: Sequence[int], cut: int) -> None:
 
 
 def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> tuple[Index, Words, NDArray[np.int64]]:
-    """The rows that remain, in order, one of each group; their words, if asked for; and the sums of the diffs."""
+    """Return the rows that remain, in order, one of each group; their words, if asked for; and the sums of the
+    diffs."""
     rows, count = len(diffs), 0
     largest = max(abs(int(diffs.min())), abs(int(diffs.max())))
     is_safe = largest <= INT64_MAX // rows
@@ -231,7 +232,7 @@ def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> t
 
 
 def _sums(diffs: NDArray[np.int64], starts: Index, first: Flags) -> NDArray[np.int64]:
-    """The sum of each group, modulo 2^64."""
+    """Return the sum of each group, modulo 2^64."""
     others = len(diffs) - len(starts)
     if others * _FEW > len(diffs):
         return np.add.reduceat(diffs, starts)
@@ -243,7 +244,7 @@ def _sums(diffs: NDArray[np.int64], starts: Index, first: Flags) -> NDArray[np.i
 
 
 def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
-    """A DiffOverflow unless every sum fits: upper and lower halves of the diffs are summed by themselves."""
+    """Raise a DiffOverflow unless every sum fits: upper and lower halves of the diffs are summed by themselves."""
     half = np.int64(_HALF_BITS)
     lower = np.add.reduceat(diffs & np.int64((1 << _HALF_BITS) - 1), starts)
     upper = np.add.reduceat(diffs >> half, starts) + (lower >> half)
@@ -253,7 +254,7 @@ def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
 
 
 def check_weights(table: pa.Table, schema: Schema) -> None:
-    """A DiffOverflow if the diffs of one row add up to more than 64 bits can count, whatever their signs and times.
+    """Raise a DiffOverflow if the diffs of one row, whatever their signs and times, add up to more than 64 bits hold.
 
     Then no sum of some of them, as of any time, can overflow.
     """

@@ -36,7 +36,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.errors import UsageError
+from timespine.errors import UsageError, with_article
 
 NULL = b"\x00"
 """The encoding of null, of any type: before everything else."""
@@ -93,7 +93,7 @@ def encode_arrow_scalar(scalar: pa.Scalar, limit: int | None = None) -> bytes:
 
 
 def encode_scalar(value: object, type: pa.DataType) -> bytes:
-    """The encoding of one value of that type, null included. A value that is not of the type is a UsageError.
+    """Return the encoding of one value of that type, null included. A value that is not of the type is a UsageError.
 
     Takes an Arrow scalar, or what Python has for the type. A timestamp may also
     be an integer (microseconds), so that every one that Arrow holds can be given.
@@ -112,12 +112,12 @@ def encode_scalar(value: object, type: pa.DataType) -> bytes:
 
 
 def truncate_lower(encoded: bytes, bytes_max: int) -> bytes:
-    """A lower bound of at most that many bytes: a prefix comes before everything that begins with it."""
+    """Return a lower bound of at most that many bytes: a prefix comes before everything that begins with it."""
     return encoded[: _at_least_one(bytes_max)]
 
 
 def truncate_upper(encoded: bytes, bytes_max: int) -> bytes | None:
-    """An upper bound of at most that many bytes; None if there is none.
+    """Return an upper bound of at most that many bytes; None if there is none.
 
     SUBTLE: a prefix is below what it was cut from. Its last byte that can be raised
     is raised, and what follows it is dropped, which puts it above.
@@ -129,7 +129,7 @@ def truncate_upper(encoded: bytes, bytes_max: int) -> bytes | None:
 
 
 def leading(encoded: bytes, types: Sequence[pa.DataType]) -> bytes:
-    """Of the encoding of a row, which may be cut, what belongs to its first columns, which have these types."""
+    """Return the part of the encoding of a row, which may be cut, that belongs to its first columns, of these types."""
     place = 0
     for type in types:
         if place >= len(encoded):
@@ -139,7 +139,7 @@ def leading(encoded: bytes, types: Sequence[pa.DataType]) -> bytes:
 
 
 def _end(encoded: bytes, place: int, type: pa.DataType) -> int:
-    """Where the encoding of a value ends that begins at a place; at or beyond the end if it is cut."""
+    """Return where the encoding of a value ends that begins at a place; at or beyond the end if it is cut."""
     if place >= len(encoded) or encoded[place] == NULL[0]:
         return place + 1
     place += 1
@@ -187,7 +187,7 @@ def _at_least_one(bytes_max: int) -> int:
 
 
 def _scalar(value: object, type: pa.DataType) -> pa.Scalar:
-    """The Arrow scalar of a Python value, without the conversions of Arrow that lose something."""
+    """Return the Arrow scalar of a Python value, without the conversions of Arrow that lose something."""
     wrong = (
         (pa.types.is_integer(type) and not isinstance(value, int))
         or (pa.types.is_floating(type) and isinstance(value, bool))
@@ -197,14 +197,14 @@ def _scalar(value: object, type: pa.DataType) -> pa.Scalar:
         or (isinstance(value, datetime.datetime) and (value.tzinfo is None) != (getattr(type, "tz", None) is None))
     )
     if wrong and value is not None:
-        raise UsageError(f"a {_kind(value)} is not of type {type}")
+        raise UsageError(f"{with_article(_kind(value))} is not of type {type}")
     try:
         if pa.types.is_floating(type) and isinstance(value, int):
             value = float(value)
         return pa.scalar(value, type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         # Not chained in words: what Arrow says repeats the value.
-        raise UsageError(f"a {_kind(value)} was given that type {type} cannot hold") from error
+        raise UsageError(f"{with_article(_kind(value))} was given that type {type} cannot hold") from error
 
 
 def _kind(value: object) -> str:

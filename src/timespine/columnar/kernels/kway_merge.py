@@ -35,7 +35,7 @@ def kway_merge(
     chunk_bytes: int,
     apart: int = 0,
 ) -> Iterator[pa.Table]:
-    """The rows of all runs ascending in `order`, each once, with the sum of its diffs; zeros are dropped.
+    """Yield the rows of all runs ascending in `order`, each once, with the sum of its diffs; zeros are dropped.
 
     Every run must be ascending in `cut`, the leading columns of `order` (all of them, if not given);
     neighbours may be equal. Rows that are equal in `cut` come in one table. About `chunk_bytes` of memory
@@ -164,7 +164,7 @@ class _Merge:
                 break
             merged = self._round(self._next_cut())
         if self._open:
-            yield from self._given_out(self._consolidated([[table] for table in self._open]))
+            yield from self._emit(self._consolidate([[table] for table in self._open]))
 
     def _load(self) -> None:
         for run in self._runs:
@@ -172,7 +172,7 @@ class _Merge:
         self._runs = [run for run in self._runs if not run.is_empty]
 
     def _next_cut(self) -> bytes | None:
-        """A row up to which everything is loaded; None if there is no more to load."""
+        """Return a row up to which everything is loaded; None if there is no more to load."""
         ahead, *others = sorted(self._runs, key=lambda run: run.first)
         last = ahead.first_last
         if ahead.first_rows >= _ALONE_ROWS and all(last < run.first for run in others[:1]):
@@ -188,14 +188,14 @@ class _Merge:
             return []
         inputs = [*([table] for table in self._open), *taken]
         try:
-            merged = self._consolidated(inputs)
+            merged = self._consolidate(inputs)
             self._open = []
         except DiffOverflow:
             if cut is None:
                 raise
             # SUBTLE: the sum of the row at the cut may fit again once the rest of it is loaded.
             below = [[self._before(table, cut) for table in tables] for tables in inputs]
-            merged = self._consolidated(below)
+            merged = self._consolidate(below)
             pairs = zip(inputs, below, strict=True)
             rest = [table.slice(part.num_rows) for old, new in pairs for table, part in zip(old, new, strict=True)]
             self._open, self._open_row, self._open_bytes = rest, cut, self._bytes
@@ -207,11 +207,11 @@ class _Merge:
         if sum(table.nbytes for table in self._open) < self._open_bytes:
             return
         with suppress(DiffOverflow):  # what is still to come may bring the sum back
-            self._open = self._consolidated([[table] for table in self._open])
+            self._open = self._consolidate([[table] for table in self._open])
         self._open_bytes = max(self._bytes, 2 * sum(table.nbytes for table in self._open))
 
     def _complete(self, merged: list[pa.Table]) -> Iterator[pa.Table]:
-        """What is complete of the rows of a round. The rest is kept open."""
+        """Yield what is complete of the rows of a round. The rest is kept open."""
         last = max((self._last(table) for table in merged if table.num_rows), default=None)
         if last is not None and any(run.first == last for run in self._runs):
             complete = [self._before(table, last) for table in merged]
@@ -220,20 +220,20 @@ class _Merge:
             open_bytes = sum(table.nbytes for table in self._open)
             self._open_row, self._open_bytes = last, max(self._bytes, 2 * open_bytes)
             merged = complete
-        yield from self._given_out(merged)
+        yield from self._emit(merged)
 
     def _before(self, table: pa.Table, row: bytes) -> pa.Table:
-        """The rows of an ascending table that are before a row."""
+        """Return the rows of an ascending table that are before a row."""
         return table.slice(0, bisect_left(range(table.num_rows), row, key=lambda at: encode_row(table, at, self._cut)))
 
-    def _consolidated(self, inputs: list[list[pa.Table]]) -> list[pa.Table]:
-        """Tables of several ascending runs, consolidated."""
+    def _consolidate(self, inputs: list[list[pa.Table]]) -> list[pa.Table]:
+        """Return tables of several ascending runs, consolidated."""
         if self._apart:
             return consolidate_touched(inputs, self._order, len(self._cut), self._apart)
         return [consolidate_inputs(inputs, self._order, len(self._cut))]
 
-    def _given_out(self, merged: list[pa.Table]) -> Iterator[pa.Table]:
-        """The tables that have rows in them, if all of these come after all those before."""
+    def _emit(self, merged: list[pa.Table]) -> Iterator[pa.Table]:
+        """Yield the tables that have rows in them, if all of these come after all those before."""
         tables = [table for table in merged if table.num_rows]
         if not tables:
             return

@@ -30,14 +30,14 @@ FEW = 2
 def consolidate_touched(
     inputs: Sequence[Sequence[pa.Table]], order: Sequence[str], cut: int, apart: int
 ) -> list[pa.Table]:
-    """The rows of ascending runs, each once, with the sum of its diffs; zeros are dropped.
+    """Return the rows of ascending runs, each once, with the sum of its diffs; zeros are dropped.
 
     In one ascending table, or in two: rows that were alone with their first `apart` columns, and the others.
     Runs are ascending in the first `cut` columns of the order; one that is not is a CorruptionError.
     """
     base, *others = sorted(inputs, key=_rows, reverse=True)
     length, rest = _rows(base), sum(map(_rows, others))
-    touched = None if length < LARGE_ROWS or rest * FEW > length else _touched(base, others, order[:apart])
+    touched = None if length < LARGE_ROWS or rest * FEW > length else _may_equal_another(base, others, order[:apart])
     if touched is None or np.count_nonzero(touched) * FEW > length:
         return [consolidate_inputs([base, *others], order, cut)]
     whole = pa.concat_tables(base)
@@ -52,8 +52,8 @@ def _rows(tables: Sequence[pa.Table]) -> int:
     return sum(table.num_rows for table in tables)
 
 
-def _touched(base: Sequence[pa.Table], others: Sequence[Sequence[pa.Table]], apart: Sequence[str]) -> Flags:
-    """Of the rows of the base, which may be equal to another row in these columns."""
+def _may_equal_another(base: Sequence[pa.Table], others: Sequence[Sequence[pa.Table]], apart: Sequence[str]) -> Flags:
+    """Tell which rows of the base may be equal to another row in these columns."""
     tables = [table.select(apart) for tables in (base, *others) for table in tables]
     keys = pa.concat_tables(tables)
     words = pack([single(keys.column(name)) for name in apart], keys.num_rows).words

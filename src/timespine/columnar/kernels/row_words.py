@@ -135,7 +135,7 @@ class Packed:
         return fits
 
     def tells_apart(self) -> bool:
-        """Whether the digits so far are different for all rows, as far as a sample shows.
+        """Tell whether the digits so far are different for all rows, as far as a sample shows.
 
         Then further columns are looked at only for the rows that are found to be tied. The sample has
         neighbours in it: if rows are in order, these are the ones that may be equal.
@@ -144,11 +144,11 @@ class Packed:
         if 1 << self.used < rows:
             return False
         if rows <= _SAMPLED_ROWS:
-            sample = self._assembled(slice(None), rows)
+            sample = self._assemble(slice(None), rows)
         else:
             begins = np.linspace(0, rows - _SAMPLED_TOGETHER, _SAMPLED_ROWS // _SAMPLED_TOGETHER).astype(np.int64)
             places = (begins[:, np.newaxis] + np.arange(_SAMPLED_TOGETHER)).ravel()
-            sample = self._assembled(places, len(places))
+            sample = self._assemble(places, len(places))
         sample.sort()
         return bool((sample[1:] != sample[:-1]).all())
 
@@ -159,10 +159,10 @@ class Packed:
             return
         self.is_owned = True
         for block in blocks(len(self.words)):
-            self._assembled(block, block.stop - block.start, self.words[block])
+            self._assemble(block, block.stop - block.start, self.words[block])
 
-    def _assembled(self, places: slice | Index, rows: int, out: Words | None = None) -> Words:
-        """The words at some places."""
+    def _assemble(self, places: slice | Index, rows: int, out: Words | None = None) -> Words:
+        """Return the words at some places."""
         words = np.empty(rows, np.uint64) if out is None else out
         base = 0
         for number, (values, low, width, dropped) in enumerate(self.digits):
@@ -184,7 +184,7 @@ class Packed:
 
 
 def single(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece; in a type with wider offsets if it needs them."""
+    """Return a column in one piece; in a type with wider offsets if it needs them."""
     if column.num_chunks == 1:
         return column.chunk(0)
     kind = column.type
@@ -195,7 +195,7 @@ def single(column: pa.ChunkedArray) -> pa.Array:
 
 
 def wide(kind: pa.DataType) -> pa.DataType:
-    """The type with 64-bit offsets that has the same values; the type itself if it has no offsets."""
+    """Return the type with 64-bit offsets that has the same values; the type itself if it has no offsets."""
     if pa.types.is_string(kind):
         return pa.large_string()
     if pa.types.is_binary(kind):
@@ -217,7 +217,7 @@ def pack(
     only: Index | None = None,
     until_apart: bool = False,
 ) -> Packed:
-    """The words of all rows, or only of some, from a position on, as far into the columns as 64 bits go.
+    """Return the words of all rows, or only of some, from a position on, as far into the columns as 64 bits go.
 
     Or, `until_apart`, only as far as it takes to tell most rows apart.
     """
@@ -289,12 +289,12 @@ def _push_text(packed: Packed, begin: Position, text: Text) -> Position | None:
 
 
 def is_fixed(kind: pa.DataType) -> bool:
-    """Whether values of the type take the same number of bytes each."""
+    """Tell whether values of the type take the same number of bytes each."""
     return kind.id in INTEGERS or kind.id in _FLOATS or kind.id in (_BOOL, _DECIMAL)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values of the type are strings of bytes."""
+    """Tell whether values of the type are strings of bytes."""
     return kind.id in _TEXTS
 
 

@@ -24,8 +24,8 @@ KEYS_PER_RUN = 16
 """The fewest keys per different word for which each run of equal words is searched at once."""
 
 
-FEW_ROWS = 4
-"""The least number of keys per row for which rows are searched among keys first."""
+FEW_ROWS = 1.5
+"""The least number of keys per row for which rows are searched among keys first: the fewer are searched in the more."""
 
 
 class Located(NamedTuple):
@@ -114,7 +114,7 @@ def rows_before(index: WordIndex, key: Key, *, inclusive: bool) -> int:
     upper = bisect_right(index.view, word, lower)
     search = bisect_right if inclusive else bisect_left
     depth = len(key.pieces)
-    return search(range(len(index)), encoded, lower, upper, key=lambda row: _encoded(index, row, depth))
+    return search(range(len(index)), encoded, lower, upper, key=lambda row: _encode_key(index, row, depth))
 
 
 def _narrow_key(index: WordIndex, key: Key, lower: int, upper: int) -> tuple[int, int]:
@@ -122,16 +122,16 @@ def _narrow_key(index: WordIndex, key: Key, lower: int, upper: int) -> tuple[int
     depth, encoded = len(key.pieces), key.encoded
     if upper - lower > 1:
         rows = range(len(index))
-        lower = bisect_left(rows, encoded, lower, upper, key=lambda row: _encoded(index, row, depth))
-    if lower == upper or _encoded(index, lower, depth) != encoded:
+        lower = bisect_left(rows, encoded, lower, upper, key=lambda row: _encode_key(index, row, depth))
+    if lower == upper or _encode_key(index, lower, depth) != encoded:
         return 0, 0
-    if upper - lower > 1 and _encoded(index, upper - 1, depth) != encoded:
+    if upper - lower > 1 and _encode_key(index, upper - 1, depth) != encoded:
         rows = range(len(index))
-        upper = bisect_right(rows, encoded, lower, upper, key=lambda row: _encoded(index, row, depth))
+        upper = bisect_right(rows, encoded, lower, upper, key=lambda row: _encode_key(index, row, depth))
     return lower, upper
 
 
-def _encoded(index: WordIndex, row: int, depth: int) -> bytes:
+def _encode_key(index: WordIndex, row: int, depth: int) -> bytes:
     if depth == 1:
         return encode_arrow_scalar(index.columns[0][row])
     return b"".join(encode_arrow_scalar(column[row]) for column in index.columns[:depth])
@@ -141,18 +141,21 @@ def locate(index: WordIndex, probes: Probes) -> Located:
     """Find the rows of many keys, or of all that begin with them."""
     words = index.words
     wanted, is_exact = probes.words(index.prefix)
-    start, stop = _covered(index, probes, wanted)
-    found = np.arange(start, stop)
-    if len(words) * FEW_ROWS < len(found):
-        found = start + _among(words, wanted[start:stop])
-    lower = np.searchsorted(words, wanted[found])
-    is_found = words.take(lower, mode="clip") == wanted[found]
-    found, lower = found[is_found], lower[is_found]
+    start, stop = _keys_in_range(index, probes, wanted)
+    covered = wanted[start:stop]
+    if len(words) * FEW_ROWS < len(covered):
+        few = _among(words, covered)
+        found, sought = start + few, covered[few]
+        lower = np.searchsorted(words, sought)
+    else:
+        lower = np.searchsorted(words, covered)
+        there = np.flatnonzero(words.take(lower, mode="clip") == covered)
+        found, sought, lower = start + there, covered[there], lower[there]
     upper = lower + 1
     # The last row is compared with itself: no row follows it.
-    more = np.flatnonzero((words.take(upper, mode="clip") == wanted[found]) & (upper < len(words)))
+    more = np.flatnonzero((words.take(upper, mode="clip") == sought) & (upper < len(words)))
     if more.size:
-        upper[more] = np.searchsorted(words, wanted[found[more]], "right")
+        upper[more] = np.searchsorted(words, sought[more], "right")
     located = Located(found, lower, upper)
     if is_exact and index.exact and len(probes.columns) == 1:
         return located
@@ -169,7 +172,7 @@ def located_rows(located: Located) -> Index:
     return rows
 
 
-def _covered(index: WordIndex, probes: Probes, wanted: Words) -> tuple[int, int]:
+def _keys_in_range(index: WordIndex, probes: Probes, wanted: Words) -> tuple[int, int]:
     """Return the range of keys that may lie between the first and the last row.
 
     Without a prefix the words of keys outside are true, and only cost time. Behind a prefix they are not.

@@ -22,7 +22,7 @@ THREADED_ROWS = 1 << 16
 
 
 def take(columns: Sequence[pa.Array], index: Index) -> list[pa.Array]:
-    """The rows of some columns that the index names, in its order."""
+    """Return the rows of some columns that the index names, in its order."""
     rows = len(index)
     if rows < THREADED_ROWS or not columns or is_background():
         named = pa.array(index)
@@ -52,7 +52,7 @@ def take(columns: Sequence[pa.Array], index: Index) -> list[pa.Array]:
 
 
 def narrow(column: pa.Array, index: Index, kind: pa.DataType) -> pa.ChunkedArray:
-    """The same for a column in a wide type, back in its own: in as many chunks as that needs."""
+    """Return the same for a column in a wide type, back in its own: in as many chunks as that needs."""
     chunks: list[pa.Array] = []
     left = np.array_split(index, 1 + 2 * column.nbytes // OFFSET_MAX)
     while left:
@@ -66,7 +66,7 @@ def narrow(column: pa.Array, index: Index, kind: pa.DataType) -> pa.ChunkedArray
 
 
 def read_back(words: Words, slot: Slot, shift: int, kind: pa.DataType, nullable: bool) -> pa.Array:
-    """The values of a column that lies `shift` bits above the low end of the words."""
+    """Return the values of a column that lies `shift` bits above the low end of the words."""
     rows = len(words)
     values = np.empty(rows, np.uint32 if slot.values is not None else INTEGERS[kind.id])
     mask, low = np.uint64((1 << slot.width) - 1), np.uint64(slot.low & WRAP)

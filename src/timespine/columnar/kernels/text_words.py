@@ -87,7 +87,7 @@ class Text:
         self._shortest = 0 if column.null_count else int(self.lengths.min())
 
     def common_prefix(self) -> int:
-        """Bytes that all values begin with."""
+        """Return bytes that all values begin with."""
         rows = len(self._starts)
         if rows >= LARGE_ROWS:
             # A guess from a few values is checked faster than the first and the last of all are found.
@@ -121,7 +121,7 @@ class Text:
         return self._data[start : start + min(int(self.lengths[place]), _PREFIX_BYTES_MAX)].tobytes()
 
     def squeezed(self, at: int) -> tuple[Words, bool]:
-        """Eight bytes of every value from byte `at` on, in as few bits as their alphabet needs.
+        """Return eight bytes of every value from byte `at` on, in as few bits as their alphabet needs.
 
         And whether they are unclear: whether the end of a value looks like a NUL byte. In a smaller
         alphabet it does not: if values end inside of the word, zero is kept for that, and bytes count from one.
@@ -174,7 +174,7 @@ class Text:
         return _KEEP.take(self.lengths[block] - at, mode="clip")
 
     def _read(self, at: int, block: slice, words: Words) -> None:
-        """The next eight bytes of every value, whether they belong to it or not."""
+        """Read the next eight bytes of every value, whether they belong to it or not."""
         size = self._data.size
         if self._shortest == self.longest and int(self._starts[block.stop - 1]) + at + 8 <= size:
             # Values of one length lie in even steps.
@@ -207,7 +207,7 @@ def shared_bytes(first: bytes, second: bytes) -> bytes:
 
 
 def _squeeze(words: Words, width: int, places: int) -> None:
-    """The lower bytes of each word, each smaller than 2^width, side by side in `width` bits each."""
+    """Put the lower bytes of each word, each smaller than 2^width, side by side in `width` bits each."""
     for lane, keep in _FOLDS:
         if places * 8 <= lane:
             break
@@ -223,14 +223,14 @@ def block_rows() -> int:
 
 
 def blocks(rows: int) -> Iterator[slice]:
-    """All rows, in blocks."""
+    """Yield all rows, in blocks."""
     step = block_rows()
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def bits(bitmap: pa.Buffer, offset: int, rows: int) -> NDArray[np.uint8]:
-    """A bitmap as a zero or one per row."""
+    """Return a bitmap as a zero or one per row."""
     begin, skip = divmod(offset, 8)
     packed = np.frombuffer(bitmap, np.uint8)[begin : begin + (skip + rows + 7) // 8]
     return np.unpackbits(packed, count=skip + rows, bitorder="little")[skip:]

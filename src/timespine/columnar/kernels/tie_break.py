@@ -47,7 +47,7 @@ class Groups:
         """Bits of a place inside of a group."""
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """One value per group, repeated for each of its rows."""
+        """Return one value per group, repeated for each of its rows."""
         return np.repeat(values, self.sizes)
 
 
@@ -86,7 +86,7 @@ def _break_by_word(columns: Sequence[pa.Array], rest: Position, index: Index, fi
 
 
 def _is_compared_whole(column: pa.Array, byte: int, index: Index, first: Flags) -> bool:
-    """Whether to compare the values of a column before putting them in order by their bytes.
+    """Tell whether to compare the values of a column before putting them in order by their bytes.
 
     That is so if there is no other way, or if they are long and seem to be equal inside of groups.
     """
@@ -116,7 +116,7 @@ def _break_by_column(column: pa.Array, index: Index, first: Flags) -> None:
 
 
 def _differs(values: pl.Series, first: Flags) -> Flags:
-    """Which values are not that of the row before, in the same group."""
+    """Return which values are not that of the row before, in the same group."""
     differs = np.zeros(len(values), np.bool_)
     differs[1:] = values[1:].ne_missing(values[:-1]).to_numpy()
     differs[first] = False
@@ -124,7 +124,7 @@ def _differs(values: pl.Series, first: Flags) -> Flags:
 
 
 def _ranks(values: pl.Series, groups: NDArray[np.uint32]) -> Words:
-    """The rank of every value, whatever its type, comparable inside of its group."""
+    """Return the rank of every value, whatever its type, comparable inside of its group."""
     frame = pl.DataFrame({"group": groups, "value": values})
     order = frame.select(pl.arg_sort_by("group", "value")).to_series()
     ordered = values.gather(order)
@@ -136,7 +136,7 @@ def _ranks(values: pl.Series, groups: NDArray[np.uint32]) -> Words:
 
 
 def group_blocks(rows: int, first: Flags | None) -> Iterator[slice]:
-    """All rows, in blocks that hold whole groups; None: every row is a group."""
+    """Yield all rows, in blocks that hold whole groups; None: every row is a group."""
     start, step = 0, block_rows()
     while start < rows:
         stop = min(start + step, rows)
@@ -210,7 +210,7 @@ def _sort(rows: Index, first: Flags, groups: Groups, digits: Words, width: int) 
 
 
 def _singletons(first: Flags) -> Flags:
-    """Which rows are the only one of their group."""
+    """Return which rows are the only one of their group."""
     alone = first.copy()
     alone[:-1] &= first[1:]
     return alone

@@ -80,7 +80,7 @@ class Engine:
         return RunMerge(self._resources, work, schemas, counters, self.delegate)
 
     def long_merges(self, than_s: float) -> list[tuple[str, tuple[int, int], str]]:
-        """The merges that were silent for so long: collection, request, writer. Asking makes them count anew."""
+        """Return the merges that were silent for so long: collection, request, writer. Asking makes them count anew."""
         now = self._monotonic()
         found = []
         for writer, (effect, since) in list(self._at_work.items()):

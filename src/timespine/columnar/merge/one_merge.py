@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 
 import msgspec
@@ -21,6 +20,7 @@ from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_list_tree import Counters, delete_keys, rows_in
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.parts.part_stats import known_meta
+from timespine.columnar.scan.announce import FOOTERS_AHEAD
 from timespine.columnar.scan.part_access import Parts, meta_of
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import (
@@ -214,10 +214,10 @@ class RunMerge:
                     latest += [known_meta(part.meta).max_time for part in merged.past]
                 continue
             if not self.splits:
-                for table in self._merged(stretch):
+                for table in self._merge_stretch(stretch):
                     self.live.add(table)
                 continue
-            for live, past in split_past(self._merged(stretch), self.schema, self.config.merge_bytes // LIGHT):
+            for live, past in split_past(self._merge_stretch(stretch), self.schema, self.config.merge_bytes // LIGHT):
                 self.live.add(live)
                 becomes.add(past)
                 latest += [time_at_or_after_all(past, self.schema)] if past.num_rows else []
@@ -229,7 +229,7 @@ class RunMerge:
     def _keep_newly_past(self, latest: Sequence[Time]) -> None:
         """Make a run of what has become past, in memory if it is little: it is merged with the other past runs."""
         limit = self.config.merge_bytes // LIGHT
-        for run in self.newly_past.finish(InlineRule(limit, lambda: limit)):
+        for run in self.newly_past.finish(InlineRule(limit, limit)):
             self.runs.append(msgspec.structs.replace(run, zero_from=_join(latest)))
             self.temporary += [part.key for part in run.parts if part.key]
 
@@ -241,7 +241,7 @@ class RunMerge:
                 zero_from = self.runs[stretch.passed.run].zero_from
                 self._reach(*() if zero_from is None else (zero_from,))
             elif not self._is_expired(stretch):
-                for table in self._merged(stretch):
+                for table in self._merge_stretch(stretch):
                     self.past.add(table)
                     self._reach(*[time_at_or_after_all(table, self.schema)] if table.num_rows else ())
 
@@ -250,7 +250,7 @@ class RunMerge:
         self.zero_from = _join(latest if self.zero_from is None else (self.zero_from, *latest))
 
     def _is_expired(self, stretch: Stretch) -> bool:
-        """Whether since has passed all times of a stretch of the past, which no row reaches beyond."""
+        """Tell whether since has passed all times of a stretch of the past, which no row reaches beyond."""
         if stretch.tables or self.since is None:
             return False
         metas = [meta_of(piece.part) for piece in stretch.pieces]
@@ -259,7 +259,7 @@ class RunMerge:
         )
 
     def _stretches(self, chosen: Callable[[Run], bool]) -> Iterator[Stretch]:
-        """The stretches of some runs, in the order of their rows."""
+        """Yield the stretches of some runs, in the order of their rows."""
         pieces, tiny = self._inputs(chosen)
         return stretches(
             pieces,
@@ -282,7 +282,7 @@ class RunMerge:
         self.passed_bytes += piece.part.total_bytes
 
     def _delegate_merge(self, stretch: Stretch) -> MergedParts | None:
-        """The parts that another merger has made of a stretch; None if there is none."""
+        """Return the parts that another merger has made of a stretch; None if there is none."""
         if self.delegate is None or not self.work.is_whole:
             return None
         runs = [
@@ -291,7 +291,7 @@ class RunMerge:
         ]
         if stretch.tables:
             limit = self.config.object_bytes_max
-            rows = InlineRule(limit, lambda: limit).part_of(pa.concat_tables(stretch.tables))
+            rows = InlineRule(limit, limit).part_of(pa.concat_tables(stretch.tables))
             if rows is None:
                 return None
             runs.append(Run((rows,), Order.SORTED, self.schema_id))
@@ -306,10 +306,11 @@ class RunMerge:
         self.counters[what] = self.counters.get(what, 0) + by
 
     def _inputs(self, chosen: Callable[[Run], bool]) -> tuple[list[InputPart], pa.Table | None]:
-        """The parts of some runs, and the rows of tiny ones, which are decoded once and together."""
+        """Return the parts of some runs, and the rows of tiny ones, which are decoded once and together."""
         pieces: list[InputPart] = []
         tiny: dict[int | None, list[tuple[Run, Part]]] = {}
         left = self.config.merge_bytes // LIGHT
+        self.parts.fetch_lists(part for run in self.runs if chosen(run) for part in run.parts)
         for index, run in enumerate(self.runs):
             if not chosen(run):
                 continue
@@ -331,7 +332,7 @@ class RunMerge:
         return pieces, None if gathered is None else gathered.select(self.names)
 
     def _may_pass(self, piece: InputPart) -> bool:
-        """Whether a merge would change nothing about a part that nothing else touches."""
+        """Tell whether a merge would change nothing about a part that nothing else touches."""
         part, run = piece.part, self.runs[piece.run]
         if not self.work.is_whole or part.inline is not None:
             return False
@@ -345,16 +346,18 @@ class RunMerge:
         return meta.repeats == 0 or meta.min_time == meta.max_time or _is_from(meta.min_time, self.since)
 
     def _by_run(self, stretch: Stretch) -> Iterator[tuple[int, list[InputPart]]]:
-        """The pieces of a stretch by the run that they are of, each in its order."""
+        """Yield the pieces of a stretch by the run that they are of, each in its order."""
         # SUBTLE: by places, not by bounds, which are cut, and not all to the same length (test_merge_engine.py).
         pieces = sorted(stretch.pieces, key=lambda piece: (piece.run, piece.place))
         for index, inside in groupby(pieces, key=lambda piece: piece.run):
             yield index, list(inside)
 
-    def _merged(self, stretch: Stretch) -> Iterator[pa.Table]:
-        """The rows of a stretch, merged; in rounds if there is too much to read at once."""
+    def _merge_stretch(self, stretch: Stretch) -> Iterator[pa.Table]:
+        """Yield the rows of a stretch, merged; in rounds if there is too much to read at once."""
         memory_bytes = self.config.merge_bytes
-        found = [source for index, pieces in self._by_run(stretch) for source in self._sources(index, pieces)]
+        by_run = list(self._by_run(stretch))
+        self.parts.fetch_footers(piece.part for _, pieces in by_run for piece in pieces[:FOOTERS_AHEAD])
+        found = [source for index, pieces in by_run for source in self._sources(index, pieces)]
         while len(found) > 2 and not fits_in_memory(found, memory_bytes):
             found.sort(key=lambda source: source.size)
             number = 2
@@ -364,7 +367,7 @@ class RunMerge:
         return self._scan(found, pa.concat_tables(stretch.tables) if stretch.tables else None)
 
     def _sources(self, index: int, pieces: list[InputPart]) -> Iterator[ScanSource]:
-        """The parts of one run in a stretch.
+        """Yield the parts of one run in a stretch.
 
         If columns were dropped since, the run is not in the order of those that are left. Then every part is
         put in order by itself: they would all have to be in memory at once otherwise.
@@ -378,7 +381,7 @@ class RunMerge:
             yield from unordered_sources(self.parts, run, inside, self.wanted)
 
     def _round(self, found: list[ScanSource]) -> ScanSource:
-        """Some sources merged into one whose parts are deleted again at the end."""
+        """Merge some sources into one whose parts are deleted again at the end."""
         with self._writer(NO_LISTS) as between:
             for table in self._scan(found):
                 between.add(table)
@@ -397,7 +400,7 @@ class RunMerge:
         runs: list[Run] = []
         for output, zero_from in ((self.live, None), (self.past, self.zero_from)):
             left = room - sum(len(part.inline) for run in runs for part in run.parts if part.inline is not None)
-            rule = InlineRule(self.config.inline_part_bytes, partial(int, left)) if left else None
+            rule = InlineRule(self.config.inline_part_bytes, left) if left else None
             runs += [msgspec.structs.replace(run, zero_from=zero_from) for run in output.finish(rule)]
         self._delete_temporary()
         rows = rows_in(runs)
@@ -430,19 +433,19 @@ def _by_id(schemas: Sequence[Schema]) -> Callable[[int], Schema]:
 
 
 def _join(times: Iterable[Time]) -> Time | None:
-    """The least time at or after all of these; None if there are none."""
+    """Return the least time at or after all of these; None if there are none."""
     coordinates = [max(each) for each in zip(*times, strict=True)]
     return tuple(coordinates) or None
 
 
 def _is_until(times: tuple[int, ...], since: Frontier) -> bool:
-    """Whether advancing to since makes all times up to these the same."""
+    """Tell whether advancing to since makes all times up to these the same."""
     least = [min(element[index] for element in since.elements) for index in range(len(times))]
     return all(time <= bound for time, bound in zip(times, least, strict=True))
 
 
 def _is_from(times: tuple[int, ...], since: Frontier | None) -> bool:
-    """Whether times from these on are left as they are by advancing to since."""
+    """Tell whether times from these on are left as they are by advancing to since."""
     if since is None:
         return True
     least = [min(element[index] for element in since.elements) for index in range(len(times))]

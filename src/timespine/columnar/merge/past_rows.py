@@ -52,7 +52,10 @@ def split_past(tables: Iterable[pa.Table], schema: Schema, row_bytes_max: int) -
         if table.num_rows == 0:
             continue
         if open_row is not None:
-            if _encoded(open_row, schema) == _encoded(table, schema) and open_row.nbytes <= row_bytes_max:
+            if (
+                _encode_first_row(open_row, schema) == _encode_first_row(table, schema)
+                and open_row.nbytes <= row_bytes_max
+            ):
                 table = pa.concat_tables([open_row, table]).combine_chunks()
             else:
                 yield _split(open_row, _repeats(open_row, schema))
@@ -70,12 +73,12 @@ def time_at_or_after_all(table: pa.Table, schema: Schema) -> Time:
     return tuple(int(table.column(name).to_numpy().max()) for name in schema.time_names)
 
 
-def _encoded(table: pa.Table, schema: Schema) -> bytes:
+def _encode_first_row(table: pa.Table, schema: Schema) -> bytes:
     return encode_row(table, 0, schema.order_names)
 
 
 def _repeats(table: pa.Table, schema: Schema) -> NDArray[np.bool_]:
-    """Which updates are of the same row as the update before."""
+    """Return which updates are of the same row as the update before."""
     places = repeated_rows(table, schema)
     assert places is not None  # no column is nested
     repeats = np.zeros(table.num_rows, np.bool_)
@@ -92,7 +95,7 @@ def _split(table: pa.Table, repeats: NDArray[np.bool_]) -> SplitUpdates:
 
 
 def _past(diffs: NDArray[np.int64], repeats: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-    """Which updates are at or before the last place where those of their row add up to zero.
+    """Return which updates are at or before the last place where those of their row add up to zero.
 
     None if sums may not fit 64 bits: then a zero may be another number.
     """

@@ -82,12 +82,12 @@ def stretches(
     part_bytes: int,
     light_bytes: int,
 ) -> Iterator[Stretch]:
-    """All stretches, in the order of their rows, each to be passed through or to be written.
+    """Yield all stretches, in the order of their rows, each to be passed through or to be written.
 
     `tiny` has the rows of tiny parts, ascending in `order`. A full part has `part_bytes`; written neighbours are put
     together while all of them have at most `light_bytes`.
     """
-    found = _with_rows(_overlapping(pieces), tiny, order)
+    found = _with_rows(_group_overlapping(pieces), tiny, order)
     for stretch in found:
         if len(stretch.pieces) == 1 and not stretch.tables and may_pass(stretch.pieces[0]):
             stretch.passed = stretch.pieces[0]
@@ -97,11 +97,12 @@ def stretches(
         beside = coalesces_requests[max(place - 1, 0) : place] + coalesces_requests[place + 1 : place + 2]
         if small[place] and any(beside):
             stretch.passed = None
-    return _joined(found, light_bytes)
+    return _join_light(found, light_bytes)
 
 
-def _overlapping(pieces: Iterable[InputPart]) -> Iterator[tuple[list[InputPart], bytes, bytes | None]]:
-    """Pieces in the order of their bounds, cut wherever nothing before can meet anything after; and their bounds."""
+def _group_overlapping(pieces: Iterable[InputPart]) -> Iterator[tuple[list[InputPart], bytes, bytes | None]]:
+    """Yield pieces in the order of their bounds, cut wherever nothing before can meet anything after; and their
+    bounds."""
     together: list[InputPart] = []
     reach: bytes | None = b""
     for piece in sorted(pieces, key=lambda piece: piece.lower):
@@ -117,7 +118,7 @@ def _overlapping(pieces: Iterable[InputPart]) -> Iterator[tuple[list[InputPart],
 def _with_rows(
     found: Iterable[tuple[list[InputPart], bytes, bytes | None]], tiny: pa.Table | None, order: Sequence[str]
 ) -> list[Stretch]:
-    """The stretches with the rows that lie in them, and between them those of rows alone."""
+    """Return the stretches with the rows that lie in them, and between them those of rows alone."""
     rows = _Rows(tiny, order)
     result = []
     for pieces, lower, upper in found:
@@ -139,14 +140,14 @@ class _Rows:
         self._next = None if self._table is None else encode_row(self._table, 0, order)
 
     def before(self, bound: bytes) -> list[pa.Table]:
-        """The rows before a bound, if there are any."""
-        return self._taken(bisect_left, bound) if self._next is not None and self._next < bound else []
+        """Return the rows before a bound, if there are any."""
+        return self._take(bisect_left, bound) if self._next is not None and self._next < bound else []
 
     def through(self, bound: bytes | None) -> list[pa.Table]:
-        """The rows at or before a bound, if there are any; all that are left if there is none."""
-        return self._taken(bisect_right, bound) if self._next is not None and _reaches(bound, self._next) else []
+        """Return the rows at or before a bound, if there are any; all that are left if there is none."""
+        return self._take(bisect_right, bound) if self._next is not None and _reaches(bound, self._next) else []
 
-    def _taken(self, bisect: Callable[..., int], bound: bytes | None) -> list[pa.Table]:
+    def _take(self, bisect: Callable[..., int], bound: bytes | None) -> list[pa.Table]:
         table, start = self._table, self._place
         assert table is not None
         stop = table.num_rows
@@ -161,8 +162,8 @@ def _reaches(bound: bytes | None, row: bytes) -> bool:
     return bound is None or row <= bound
 
 
-def _joined(found: Iterable[Stretch], light_bytes: int) -> Iterator[Stretch]:
-    """The stretches; written neighbours as one while they are light."""
+def _join_light(found: Iterable[Stretch], light_bytes: int) -> Iterator[Stretch]:
+    """Yield the stretches; written neighbours as one while they are light."""
     last: Stretch | None = None
     last_bytes = 0
     for stretch in found:

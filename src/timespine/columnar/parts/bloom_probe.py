@@ -30,7 +30,7 @@ _MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 def may_hold(filter: bytes, stored: bytes) -> bool:
-    """Whether a filter may have seen a value, given as `stored_bytes` says. Unknown forms may."""
+    """Tell whether a filter may have seen a value, given as `stored_bytes` says. Unknown forms may."""
     header = _HEADER.match(filter)
     if header is None:
         return True
@@ -46,7 +46,7 @@ def may_hold(filter: bytes, stored: bytes) -> bool:
 
 
 def stored_bytes(value: object, type: pa.DataType) -> bytes | None:
-    """The bytes that Parquet stores for a value; None if it has none here, as null, or one of another type."""
+    """Return the bytes that Parquet stores for a value; None if it has none here, as null, or one of another type."""
     try:
         if pa.types.is_string(type):
             return value.encode() if isinstance(value, str) else None
@@ -64,7 +64,7 @@ def stored_bytes(value: object, type: pa.DataType) -> bytes | None:
 
 
 def _number(value: Any, type: pa.DataType) -> int | None:
-    """The integer that stands for a value of an integer, date or timestamp column."""
+    """Return the integer that stands for a value of an integer, date or timestamp column."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -79,7 +79,7 @@ def _number(value: Any, type: pa.DataType) -> int | None:
 
 
 def _decimal_bytes(value: decimal.Decimal, type: pa.DataType) -> bytes:
-    """The unscaled value, most significant byte first, in as many bytes as the precision needs."""
+    """Return the unscaled value, most significant byte first, in as many bytes as the precision needs."""
     context = decimal.Context(prec=80, traps=[decimal.Inexact, decimal.InvalidOperation])
     unscaled = int(context.quantize(value, decimal.Decimal(1).scaleb(-type.scale)).scaleb(type.scale, context))
     return unscaled.to_bytes(((10**type.precision).bit_length() + 8) // 8, "big", signed=True)

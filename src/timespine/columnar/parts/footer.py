@@ -78,7 +78,7 @@ class MissingBlob(Exception):
 
 
 def hash_of(data: bytes | memoryview) -> bytes:
-    """The hash of some bytes, as it stands in states and footers."""
+    """Return the hash of some bytes, as it stands in states and footers."""
     return hashlib.sha256(data).digest()[:HASH_BYTES]
 
 
@@ -86,12 +86,12 @@ def hash_of(data: bytes | memoryview) -> bytes:
 
 
 def piece_count(groups: int, leaves: int, *, blooms: bool) -> int:
-    """How many pieces of a file have a length and a hash in the footer."""
+    """Return how many pieces of a file have a length and a hash in the footer."""
     return groups * (leaves + blooms) + 1
 
 
 def leaf_columns(type: pa.DataType, path: str) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns that Parquet makes of a column: their paths and types. One, unless it is nested."""
+    """Yield the columns that Parquet makes of a column: their paths and types. One, unless it is nested."""
     if pa.types.is_list(type):
         yield from leaf_columns(type.value_type, f"{path}.list.element")
     elif pa.types.is_struct(type):
@@ -103,19 +103,20 @@ def leaf_columns(type: pa.DataType, path: str) -> Iterator[tuple[str, pa.DataTyp
 
 
 def leaf_counts(schema: pa.Schema) -> tuple[int, ...]:
-    """How many column chunks each column is written as."""
+    """Return how many column chunks each column is written as."""
     return tuple(sum(1 for _ in leaf_columns(field.type, field.name)) for field in schema)
 
 
-def stored_as(type: pa.DataType) -> pa.DataType:
-    """The type that a column has when it is read back: Parquet keeps instants, and forgets the name of their zone."""
+def type_when_read(type: pa.DataType) -> pa.DataType:
+    """Return the type that a column has when it is read back: Parquet keeps instants, and forgets the name of their
+    zone."""
     if pa.types.is_timestamp(type) and type.tz is not None:
         return pa.timestamp("us", "UTC")
     if pa.types.is_list(type):
-        return pa.list_(stored_as(type.value_type))
+        return pa.list_(type_when_read(type.value_type))
     if pa.types.is_struct(type):
         fields = [type.field(index) for index in range(type.num_fields)]
-        return pa.struct([(field.name, stored_as(field.type)) for field in fields])
+        return pa.struct([(field.name, type_when_read(field.type)) for field in fields])
     return type
 
 
@@ -123,7 +124,7 @@ def stored_as(type: pa.DataType) -> pa.DataType:
 
 
 def check_claims(part: Part, meta: PartMeta, config: Config) -> None:
-    """What the state claims, before anything is read by it."""
+    """Check the claims of the state, before anything is read by them."""
     if part.size > config.object_bytes_max:
         raise CorruptionError(f"part {part.key} has {part.size} bytes, more than {config.object_bytes_max}")
     if part.rows > config.part_rows_max:
@@ -133,7 +134,7 @@ def check_claims(part: Part, meta: PartMeta, config: Config) -> None:
 
 
 def parse_tail(tail: bytes, what: str) -> tuple[pq.FileMetaData, pa.Schema, Footer]:
-    """What a tail says whose hash was compared."""
+    """Return what a tail says whose hash was compared."""
     if tail[-4:] != MAGIC or int.from_bytes(tail[-8:-4], "little") != len(tail) - 8:
         raise CorruptionError(f"{what} does not end with its footer")
     try:
@@ -165,12 +166,12 @@ def _footer(metadata: pq.FileMetaData, what: str) -> Footer:
 
 
 def check_file_schema(parsed: pa.Schema, schema: Schema, what: str) -> None:
-    """The columns of the file must be those of the schema, one by one: names, types, ids, and whether null."""
+    """Check that the columns of the file are those of the schema, one by one: names, types, ids, and whether null."""
     wanted = schema.update_arrow
     same = len(parsed) == len(wanted) and all(
         (here.name, here.nullable, (here.metadata or {}).get(_FIELD_ID))
         == (there.name, there.nullable, there.metadata[_FIELD_ID])
-        and here.type == stored_as(there.type)
+        and here.type == type_when_read(there.type)
         for here, there in zip(parsed, wanted, strict=True)
     )
     if not same:
@@ -180,7 +181,7 @@ def check_file_schema(parsed: pa.Schema, schema: Schema, what: str) -> None:
 def check_groups(
     metadata: pq.FileMetaData, footer: Footer, schema: Schema, config: Config, what: str
 ) -> tuple[int, ...]:
-    """The rows of every row group, if what the footer claims of them adds up and is within limits."""
+    """Return the rows of every row group, if what the footer claims of them adds up and is within limits."""
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     rows = tuple(int(group.num_rows) for group in groups)
     sizes = [group.total_byte_size for group in groups]
@@ -198,14 +199,14 @@ def check_groups(
 
 
 def _row_bits(type: pa.DataType) -> int:
-    """What a value takes in memory, at least. A run of equal ones takes nearly nothing in the file."""
+    """Return what a value takes in memory, at least. A run of equal ones takes nearly nothing in the file."""
     if pa.types.is_struct(type):
         return sum(_row_bits(type.field(index).type) for index in range(type.num_fields))
     return int(type.bit_width) if pa.types.is_primitive(type) or pa.types.is_decimal(type) else 32
 
 
 def piece_starts(footer: Footer, groups: int, leaves: int, end: int, what: str) -> tuple[list[int], bytes]:
-    """Where every piece of the file starts, with the end of the last one, and their hashes."""
+    """Return where every piece of the file starts, with the end of the last one, and their hashes."""
     count = piece_count(groups, leaves, blooms=footer.blooms)
     if len(footer.pieces) != count * (SIZE_BYTES + HASH_BYTES):
         raise CorruptionError(f"the footer of {what} does not speak of its {count} pieces")

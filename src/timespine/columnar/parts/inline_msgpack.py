@@ -66,7 +66,7 @@ class _Column(NamedTuple):
 
 
 def encode_columns(table: pa.Table) -> bytes | None:
-    """The rows of an update table; None if they are too many or too long, or a column has no such form."""
+    """Return the rows of an update table; None if they are too many or too long, or a column has no such form."""
     if table.num_rows * table.num_columns > VALUES_MAX:
         return None
     columns: list[Any] = []
@@ -88,7 +88,7 @@ def encode_columns(table: pa.Table) -> bytes | None:
 
 
 def decode_columns(encoded: Sequence[bytes | memoryview], counts: Sequence[int], schema: Schema) -> pa.RecordBatch:
-    """The rows of some parts that were encoded under this schema, one after the other, or a CorruptionError.
+    """Return the rows of some parts that were encoded under this schema, one after the other, or a CorruptionError.
 
     `counts` says how many rows each has.
     """
@@ -117,7 +117,7 @@ def decode_columns(encoded: Sequence[bytes | memoryview], counts: Sequence[int],
 
 @lru_cache(maxsize=64)
 def _layout(schema: Schema) -> tuple[msgspec.msgpack.Decoder[Any], tuple[_Column, ...]] | None:
-    """How rows of a schema are decoded; None if a column has no such form."""
+    """Return how rows of a schema are decoded; None if a column has no such form."""
     columns = []
     types: list[Any] = []
     for field in schema.update_arrow:

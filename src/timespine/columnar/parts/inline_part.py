@@ -60,13 +60,13 @@ class InlineRule(NamedTuple):
 
     limit: int
     """Bytes of an inline part, at most."""
-    room: Callable[[], int]
-    """Says how many bytes the state has room for, once that matters."""
-    describe: Callable[[pa.Table], bytes] = lambda table: b""
+    room: int
+    """Bytes that the state has room for."""
+    describe: Callable[[pa.Table], bytes] | None = None
     """Gives the `meta` of a part. Most have none: it would take as much room as the rows, which are at hand."""
 
     def may_fit(self, table: pa.Table) -> bool:
-        """Whether rows are so few that it is worth encoding them."""
+        """Tell whether rows are so few that it is worth encoding them."""
         return bool(table.nbytes <= INLINE_RATIO * self.limit)
 
     def part_of(self, table: pa.Table) -> Part | None:
@@ -74,9 +74,10 @@ class InlineRule(NamedTuple):
         if not self.may_fit(table):
             return None
         data = encode_inline(table)
-        if len(data) > self.limit or len(data) > self.room():
+        if len(data) > self.limit or len(data) > self.room:
             return None
-        return Part("", table.num_rows, len(data), diff_sum_of(table), data, meta=self.describe(table))
+        meta = self.describe(table) if self.describe is not None else b""
+        return Part("", table.num_rows, len(data), diff_sum_of(table), data, meta=meta)
 
 
 def describe_inline(table: pa.Table, schema: Schema, collection: str, config: Config) -> bytes:
@@ -87,7 +88,7 @@ def describe_inline(table: pa.Table, schema: Schema, collection: str, config: Co
 
 
 def is_inline_of(part: Part, collection: str) -> bool:
-    """Whether inline data was built for this collection. A blob says so by its key; this has none."""
+    """Tell whether inline data was built for this collection. A blob says so by its key; this has none."""
     return bool(part.meta) and PartMeta.decode(part.meta).tail_hash == _mark(collection)
 
 
@@ -96,7 +97,8 @@ def _mark(collection: str) -> bytes:
 
 
 def encode_inline(table: pa.Table) -> bytes:
-    """The rows of an update table as inline data. Whether that is small enough, the caller sees by its length."""
+    """Return the rows of an update table as inline data. Whether that is small enough, the caller sees by its
+    length."""
     columns = encode_columns(table)
     if columns is not None:
         return bytes((_COLUMNS,)) + columns
@@ -114,12 +116,12 @@ def encode_inline(table: pa.Table) -> bytes:
 
 
 def decode_inline(data: bytes, schema: Schema, rows: int, config: Config) -> pa.Table:
-    """The update table that was encoded under this schema, or a CorruptionError."""
+    """Return the update table that was encoded under this schema, or a CorruptionError."""
     return decode_together([(data, rows)], schema, config)
 
 
 def decode_together(encoded: Sequence[tuple[bytes, int]], schema: Schema, config: Config) -> pa.Table:
-    """The rows of some inline parts, given with their number, in any order; or a CorruptionError.
+    """Return the rows of some inline parts, given with their number, in any order; or a CorruptionError.
 
     What is checked of each, and what of all at once, makes no difference: one that is damaged fails all of them.
     """
@@ -144,7 +146,7 @@ def decode_together(encoded: Sequence[tuple[bytes, int]], schema: Schema, config
 
 
 def _record_batch(data: bytes, schema: Schema, rows: int, config: Config) -> pa.RecordBatch:
-    """The record batch of one part. Its values are not validated yet."""
+    """Return the record batch of one part. Its values are not validated yet."""
     return read_message(pa.py_buffer(_message(data, config)), schema.update_arrow, rows, "inline data")
 
 
@@ -164,7 +166,7 @@ def _check_size(size: int, config: Config) -> None:
 
 
 def check_decoded_updates(table: pa.Table, schema: Schema, what: str) -> None:
-    """A CorruptionError unless the times and diffs that a decoded table has are those of updates."""
+    """Raise a CorruptionError unless the times and diffs that a decoded table has are those of updates."""
     for name in (*schema.time_names, DIFF):
         if name not in table.column_names:
             continue
@@ -176,7 +178,7 @@ def check_decoded_updates(table: pa.Table, schema: Schema, what: str) -> None:
 
 
 def _message(data: bytes, config: Config) -> bytes:
-    """The message, with a bound on what it takes before it is there."""
+    """Return the message, with a bound on what it takes before it is there."""
     _check_size(len(data), config)
     kind = data[0] if data else None
     if kind == _PLAIN:
@@ -194,7 +196,7 @@ def _message(data: bytes, config: Config) -> bytes:
 
 
 def _shape(message: memoryview) -> tuple[int, int, int]:
-    """Rows, nodes and buffers that a message says it has, if it is one of ours: a record batch, not compressed.
+    """Return rows, nodes and buffers that a message says it has, if it is one of ours: a record batch, not compressed.
 
     SUBTLE: Arrow would decompress buffers to whatever size they claim, and ignore columns that
     the schema does not have. So the flatbuffer is looked at before Arrow gets it
@@ -225,7 +227,7 @@ def _vector_length(flat: memoryview, table: int, field: int) -> int:
 
 
 def _place(flat: memoryview, table: int, field: int) -> int | None:
-    """Where a field of a flatbuffer's table is; None if it is not set."""
+    """Return where a field of a flatbuffer's table is; None if it is not set."""
     vtable = table - _I32.unpack_from(flat, table)[0]
     if vtable < 0:
         raise ValueError("outside")
@@ -238,14 +240,14 @@ def _place(flat: memoryview, table: int, field: int) -> int | None:
 
 @lru_cache(maxsize=64)
 def _nodes_and_buffers(shape: pa.Schema) -> tuple[int, int]:
-    """How many of each a batch of a schema has."""
-    counts = [_counted(field.type) for field in shape]
+    """Return how many of each a batch of a schema has."""
+    counts = [_count_nodes_and_buffers(field.type) for field in shape]
     return sum(nodes for nodes, _ in counts), sum(buffers for _, buffers in counts)
 
 
-def _counted(type: pa.DataType) -> tuple[int, int]:
+def _count_nodes_and_buffers(type: pa.DataType) -> tuple[int, int]:
     if pa.types.is_nested(type):
-        inside = [_counted(type.field(index).type) for index in range(type.num_fields)]
+        inside = [_count_nodes_and_buffers(type.field(index).type) for index in range(type.num_fields)]
         own = 1 if pa.types.is_struct(type) else 2
         return 1 + sum(nodes for nodes, _ in inside), own + sum(buffers for _, buffers in inside)
     return 1, 3 if pa.types.is_string(type) or pa.types.is_binary(type) else 2

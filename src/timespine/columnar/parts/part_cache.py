@@ -68,7 +68,7 @@ class PartCache:
         return key in self._kept
 
     def get(self, key: Hashable) -> Any | None:
-        """The value, or None if it is not kept."""
+        """Return the value, or None if it is not kept."""
         with self._lock:
             return self._found(key)
 
@@ -82,7 +82,7 @@ class PartCache:
     def get_or_load(
         self, key: Hashable, load: Callable[[], tuple[Any, int]], hint: CacheHint = CacheHint.MAY_ADD
     ) -> Any:
-        """The value; if it is not kept, what `load` gives: a value and its bytes.
+        """Return the value; if it is not kept, what `load` gives: a value and its bytes.
 
         `load` runs without any lock, so it may use the cache for other keys. If it
         fails, the caller gets its error, and each waiting thread loads the value itself.
@@ -130,7 +130,7 @@ class PartCache:
                 left -= TICK_MAX_S
 
     def _forget(self, key: Hashable, load: _Load) -> None:
-        """A load is over: the next one that misses begins another."""
+        """Forget a load that is over: the next one that misses begins another."""
         with self._lock:
             if self._loads.get(key) is load:
                 del self._loads[key]
@@ -143,7 +143,7 @@ class PartCache:
         load: Callable[[list[Hashable]], list[tuple[Any, int]]],
         hint: CacheHint = CacheHint.MAY_ADD,
     ) -> list[Any]:
-        """The values of some keys; those that are not kept and that no other thread loads are loaded together.
+        """Return the values of some keys; those that are not kept and that no other thread loads are loaded together.
 
         `load` is given these keys, in order, and gives a value and its bytes for each. No thread waits for
         another one before it has loaded what is its own, so none waits for ever.

@@ -78,7 +78,7 @@ class Levels(Generic[T]):
             level += 1
 
     def finish(self) -> list[T]:
-        """The whole run, in order, as one list of at most `limit` things."""
+        """Return the whole run, in order, as one list of at most `limit` things."""
         level = 0
         # SUBTLE: a higher level is older, so what is left of a lower one goes to its end, and that may
         # add a level. Look at the number of levels every time.
@@ -142,13 +142,13 @@ def cover(children: Sequence[Part], described: Sequence[PartMeta | None]) -> Par
 
 
 def _sum(counts: Sequence[int | None]) -> int | None:
-    """What there is in all; None if one count is unknown."""
+    """Return what there is in all; None if one count is unknown."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 def _unite(ranges: Sequence[tuple[int, Range]]) -> Range:
-    """The range of a column over several parts, each with its number of rows."""
+    """Return the range of a column over several parts, each with its number of rows."""
     # A part with nothing but nulls has no bounds either, and is no reason to know less of the others.
     valued = [each for rows, each in ranges if each.nulls < rows]
     return Range(
@@ -159,19 +159,19 @@ def _unite(ranges: Sequence[tuple[int, Range]]) -> Range:
 
 
 def _least(bounds: Sequence[bytes | None]) -> bytes | None:
-    """The smallest bound; None if there is none, or one is unknown."""
+    """Return the smallest bound; None if there is none, or one is unknown."""
     known = [bound for bound in bounds if bound is not None]
     return min(known) if known and len(known) == len(bounds) else None
 
 
 def _greatest(bounds: Sequence[bytes | None]) -> bytes | None:
-    """The largest bound; None if there is none, or one is unknown."""
+    """Return the largest bound; None if there is none, or one is unknown."""
     known = [bound for bound in bounds if bound is not None]
     return max(known) if known and len(known) == len(bounds) else None
 
 
 def read_run(part: Part, blob: Blob) -> tuple[Part, ...] | None:
-    """The parts inside a hollow run, checked against the reference to it; None if the blob is gone."""
+    """Return the parts inside a hollow run, checked against the reference to it; None if the blob is gone."""
     data = blob.get(part.key, max_bytes=ENTRY_BYTES_MAX)
     if data is None:
         return None
@@ -191,7 +191,7 @@ def read_run(part: Part, blob: Blob) -> tuple[Part, ...] | None:
 
 
 def _check_child(run: str, collection: str, child: Part) -> None:
-    """A CorruptionError if a hollow run lists what is not a part of its own collection."""
+    """Raise a CorruptionError if a hollow run lists what is not a part of its own collection."""
     if not child.key and child.inline is not None and not child.hollow:
         return
     try:

@@ -61,7 +61,7 @@ GAP_BYTES = 64 * 1024
 
 
 def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch: Fetch, config: Config) -> PartReader:
-    """A reader for a part that a state refers to, after one read of its tail and every check that needs no rows.
+    """Return a reader for a part that a state refers to, after one read of its tail and every check that needs no rows.
 
     `schema` is the one that it was written with. A blob that is not there is MissingBlob.
     """
@@ -70,7 +70,7 @@ def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch
     meta = PartMeta.decode(part.meta)
     check_claims(part, meta, config)
     end = part.size - meta.tail
-    tail = _fetched(fetch, end, part.size, part.key)
+    tail = _fetch_exactly(fetch, end, part.size, part.key)
     what = f"part {part.key}"
     if hash_of(tail) != meta.tail_hash:
         raise CorruptionError(f"the last {meta.tail} bytes of {what} are not those that the state knows")
@@ -129,7 +129,7 @@ class PartReader:
         return 4096 + 4 * int(self._metadata.serialized_size) + bloom_bytes
 
     def group_rows(self, group: int) -> int:
-        """How many rows a row group has."""
+        """Return how many rows a row group has."""
         return self._group_rows[group]
 
     def group_bytes(self, group: int) -> int:
@@ -137,7 +137,7 @@ class PartReader:
         return self.footer.decoded[group]
 
     def group_ranges(self, group: int) -> Mapping[str, Range]:
-        """What is known of the columns of a row group, by name; worked out when a column is asked for."""
+        """Return what is known of the columns of a row group, by name; worked out when a column is asked for."""
         ranges = self._ranges.get(group)
         if ranges is None:
             chunks = self._metadata.row_group(group)
@@ -154,7 +154,7 @@ class PartReader:
         return tuple(None if each is None else NULL if each.nulls else each.lower for each in ranges)
 
     def may_contain(self, group: int, column: str, value: object) -> bool:
-        """Whether a row group may have a row with that value; asks the Bloom filter, if there is one."""
+        """Tell whether a row group may have a row with that value; asks the Bloom filter, if there is one."""
         stored = bloom_probe.stored_bytes(value, self._types[column]) if self.footer.blooms else None
         if stored is None:
             return True
@@ -164,13 +164,13 @@ class PartReader:
         piece = self.groups * self._width + group
         filters = self._blooms.get(group)
         if filters is None:
-            filters = self._blooms[group] = self._verified(piece, piece + 1)
+            filters = self._blooms[group] = self._fetch_verified(piece, piece + 1)
         place = chunk.bloom_filter_offset - self._starts[piece]
         return place < 0 or bloom_probe.may_hold(filters[place : place + chunk.bloom_filter_length], stored)
 
     def ranges(self, groups: Sequence[int], columns: Sequence[str]) -> list[tuple[int, int]]:
-        """The bytes that `read` fetches for some row groups, ascending, one range per request."""
-        runs = self._piece_runs(self._chosen(groups), self._leaves_of(self._target(columns)))
+        """Return the bytes that `read` fetches for some row groups, ascending, one range per request."""
+        runs = self._piece_runs(self._check_groups(groups), self._leaves_of(self._target(columns)))
         return [(self._starts[first], self._starts[stop]) for first, stop in runs]
 
     @property
@@ -180,12 +180,12 @@ class PartReader:
         return (start, stop) if start < stop else None
 
     def read(self, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of some row groups, ascending, with some columns in the order given; by default all of both.
+        """Return the rows of some row groups, ascending, with some columns in the order given; by default all of both.
 
         All of the work is done by the calling thread, nearly all of it without Python's
         lock: who wants more cores reads row groups from several threads.
         """
-        chosen = self._chosen(range(self.groups) if groups is None else groups)
+        chosen = self._check_groups(range(self.groups) if groups is None else groups)
         target = self._target(columns)
         if not chosen:
             return target.empty_table()
@@ -193,11 +193,12 @@ class PartReader:
         return self._rows(self._spans(chosen, leaves), chosen, leaves, target)
 
     def read_each(self, groups: Sequence[int], columns: Sequence[str]) -> list[pa.Table]:
-        """The rows of some row groups, ascending, each in a table of its own that shares no memory with the others.
+        """Return the rows of some row groups, ascending, each in a table of its own that shares no memory with the
+        others.
 
         They are fetched together, in as few requests as pays.
         """
-        chosen = self._chosen(groups)
+        chosen = self._check_groups(groups)
         target = self._target(columns)
         if not chosen:
             return []
@@ -205,7 +206,7 @@ class PartReader:
         spans = self._spans(chosen, leaves)
         return [self._rows(spans, [group], leaves, target) for group in chosen]
 
-    def _chosen(self, groups: Iterable[int]) -> list[int]:
+    def _check_groups(self, groups: Iterable[int]) -> list[int]:
         chosen = list(groups)
         if any(not 0 <= group < self.groups for group in chosen) or any(b <= a for a, b in pairwise(chosen)):
             raise UsageError(f"row groups to read must be ascending, and from 0 to {self.groups - 1}")
@@ -218,7 +219,7 @@ class PartReader:
         self, spans: list[tuple[int, pa.Buffer]], chosen: list[int], leaves: list[int], target: pa.Schema
     ) -> pa.Table:
         """Row groups decoded and checked."""
-        table = self._decoded(spans, chosen, leaves)
+        table = self._decode(spans, chosen, leaves)
         rows = sum(self._group_rows[group] for group in chosen)
         if table.num_rows != rows:
             raise CorruptionError(f"{self._what} has {table.num_rows} rows where its footer says {rows}")
@@ -237,14 +238,14 @@ class PartReader:
 
     def verify(self) -> None:
         """Compare every byte of the file with its hash, also what no reader here ever decodes."""
-        if _fetched(self._fetch, 0, len(MAGIC), self.key) != MAGIC:
+        if _fetch_exactly(self._fetch, 0, len(MAGIC), self.key) != MAGIC:
             raise CorruptionError(f"{self._what} does not begin as a Parquet file")
         pieces = len(self._starts) - 1
         for first in range(0, pieces, self._width):
-            self._verified(first, min(first + self._width, pieces))
+            self._fetch_verified(first, min(first + self._width, pieces))
 
     def _target(self, columns: Sequence[str] | None) -> pa.Schema:
-        """The columns of the result."""
+        """Return the columns of the result."""
         whole = self.schema.update_arrow
         if columns is None:
             return whole
@@ -253,12 +254,12 @@ class PartReader:
         return pa.schema([whole.field(name) for name in columns])
 
     def _spans(self, groups: Sequence[int], leaves: Sequence[int]) -> list[tuple[int, pa.Buffer]]:
-        """The wanted column chunks, read in as few requests as pays, each compared with its hash."""
+        """Return the wanted column chunks, read in as few requests as pays, each compared with its hash."""
         runs = self._piece_runs(groups, leaves)
-        return [(self._starts[first], pa.py_buffer(self._verified(first, stop))) for first, stop in runs]
+        return [(self._starts[first], pa.py_buffer(self._fetch_verified(first, stop))) for first, stop in runs]
 
     def _piece_runs(self, groups: Sequence[int], leaves: Sequence[int]) -> list[list[int]]:
-        """The first piece of each request for the wanted column chunks, and the one after its last."""
+        """Return the first piece of each request for the wanted column chunks, and the one after its last."""
         wanted = [group * self._width + leaf for group in groups for leaf in leaves]
         runs = [[wanted[0], wanted[0] + 1]]
         for piece in wanted[1:]:
@@ -268,10 +269,10 @@ class PartReader:
                 runs.append([piece, piece + 1])
         return runs
 
-    def _verified(self, first: int, stop: int) -> bytes:
-        """The bytes of adjacent pieces, after a look at all their hashes."""
+    def _fetch_verified(self, first: int, stop: int) -> bytes:
+        """Return the bytes of adjacent pieces, after a look at all their hashes."""
         start = self._starts[first]
-        data = _fetched(self._fetch, start, self._starts[stop], self.key)
+        data = _fetch_exactly(self._fetch, start, self._starts[stop], self.key)
         view = memoryview(data)
         for piece in range(first, stop):
             inside = view[self._starts[piece] - start : self._starts[piece + 1] - start]
@@ -279,8 +280,8 @@ class PartReader:
                 raise CorruptionError(f"piece {piece} of {self._what} is not what was written")
         return data
 
-    def _decoded(self, spans: list[tuple[int, pa.Buffer]], groups: list[int], leaves: list[int]) -> pa.Table:
-        """What Parquet makes of verified bytes.
+    def _decode(self, spans: list[tuple[int, pa.Buffer]], groups: list[int], leaves: list[int]) -> pa.Table:
+        """Return what Parquet makes of verified bytes.
 
         SUBTLE: never `pq.read_table` with filters, which can hang. Never with threads of Arrow: one may
         still hold a Python object when the interpreter ends, and then aborts the process
@@ -339,8 +340,8 @@ class _Spans:
         return False
 
 
-def _fetched(fetch: Fetch, start: int, stop: int, key: str) -> bytes:
-    """Exactly these bytes of a blob."""
+def _fetch_exactly(fetch: Fetch, start: int, stop: int, key: str) -> bytes:
+    """Return exactly these bytes of a blob."""
     data = fetch(start, stop)
     if data is None:
         raise MissingBlob(key)

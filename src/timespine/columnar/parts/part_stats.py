@@ -84,12 +84,12 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Updates with a negative diff: each may cancel an older update, in this part or another. None: unknown."""
 
     def encode(self) -> bytes:
-        """The bytes that the state keeps."""
+        """Return the bytes that the state keeps."""
         return _ENCODER.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> PartMeta:
-        """What `encode` made, or a CorruptionError."""
+        """Return what `encode` made, or a CorruptionError."""
         try:
             meta = _DECODER.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -98,17 +98,17 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return meta
 
     def trimmed(self, schema: Schema) -> int:
-        """How many columns of the schema that wrote the part were left out to keep within the budget."""
+        """Return how many columns of the schema that wrote the part were left out to keep within the budget."""
         return sum(field.id not in self.columns for field in schema.fields)
 
     def _check(self) -> None:
-        """What the types do not say. A part that breaks it would be skipped by readers, silently."""
+        """Check what the types do not say. A part that breaks it would be skipped by readers, silently."""
         ordered = (
             len(self.min_time) == len(self.max_time)
             and all(low <= high for low, high in zip(self.min_time, self.max_time, strict=True))
             and self.min_diff <= self.max_diff
-            and _ordered(self.lower, self.upper)
-            and all(_ordered(each.lower, each.upper) for each in self.columns.values())
+            and _is_ascending(self.lower, self.upper)
+            and all(_is_ascending(each.lower, each.upper) for each in self.columns.values())
         )
         if not ordered:
             raise CorruptionError("the statistics of a part contradict themselves: a lower bound is above its upper")
@@ -116,7 +116,7 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @lru_cache(maxsize=4096)
 def known_meta(data: bytes) -> PartMeta:
-    """The same, decoded once: every read looks at the statistics of all parts, and they never change."""
+    """Return the same, decoded once: every read looks at the statistics of all parts, and they never change."""
     return PartMeta.decode(data)
 
 
@@ -135,7 +135,7 @@ class StatsToKeep(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, each, tuple(text.lower() for text in getattr(self, each)))
 
     def keeps(self, name: str) -> bool:
-        """Whether the statistics of that column are never trimmed."""
+        """Tell whether the statistics of that column are never trimmed."""
         lower = name.lower()
         return lower in self.equals or lower.startswith(self.prefixes) or lower.endswith(self.suffixes)
 
@@ -164,7 +164,7 @@ def describe_updates(
     trimmed: list[int] | None = None,
     ends: Ends | None = None,
 ) -> PartMeta:
-    """What there is to know of an update table; the tail of the part is not known yet.
+    """Return what there is to know of an update table; the tail of the part is not known yet.
 
     `sorted` promises that the rows are in the order of the schema, whose `ends` may be known. Bounds are cut
     to `bound_bytes`, and columns over `budget` bytes are left out: their bytes are added to `trimmed`.
@@ -213,13 +213,14 @@ def diff_sum_of(table: pa.Table) -> int:
 
 
 def count_repeats(table: pa.Table, schema: Schema) -> int | None:
-    """How many updates of a sorted, consolidated table are of the same row as the update before; None if unknown."""
+    """Return how many updates of a sorted, consolidated table are of the same row as the update before; None if
+    unknown."""
     places = repeated_rows(table, schema)
     return None if places is None else len(places)
 
 
 def repeated_rows(table: pa.Table, schema: Schema) -> NDArray[np.int64] | None:
-    """The places of updates, in a sorted and consolidated table, that are of the same row as the update before.
+    """Return the places of updates, in a sorted and consolidated table, that are of the same row as the update before.
 
     Column by column, only the updates stay that are still equal. None if that is not known: Arrow does not compare
     nested values.
@@ -242,12 +243,12 @@ def repeated_rows(table: pa.Table, schema: Schema) -> NDArray[np.int64] | None:
 
 
 def count_negatives(table: pa.Table) -> int:
-    """How many updates have a negative diff."""
+    """Return how many updates have a negative diff."""
     return int(pc.sum(pc.less(table.column(DIFF), 0)).as_py() or 0)
 
 
 def _equal(these: pa.Array, others: pa.Array) -> NDArray[np.bool_]:
-    """Where two arrays are equal, as rows are: null equals null, and NaN equals NaN."""
+    """Return where two arrays are equal, as rows are: null equals null, and NaN equals NaN."""
     equal = pc.fill_null(pc.equal(these, others), False)
     if these.null_count:
         equal = pc.or_(equal, pc.and_(pc.is_null(these), pc.is_null(others)))
@@ -257,12 +258,13 @@ def _equal(these: pa.Array, others: pa.Array) -> NDArray[np.bool_]:
 
 
 def _time_ranges(table: pa.Table, schema: Schema) -> list[tuple[int, int]]:
-    """The smallest and the largest value of each coordinate."""
+    """Return the smallest and the largest value of each coordinate."""
     return [_integer_range(table.column(name)) for name in schema.time_names]
 
 
 def column_range(column: pa.ChunkedArray, bound_bytes: int, *, ascending: bool = False) -> Range:
-    """What there is to know of one column, which may be known to ascend. Of a nested one only its nulls are counted."""
+    """Return what there is to know of one column, which may be known to ascend. Of a nested one only its nulls are
+    counted."""
     nulls = column.null_count
     if nulls == len(column) or pa.types.is_nested(column.type):
         return Range(None, None, nulls)
@@ -283,7 +285,7 @@ def _trim(
     stats_always_keep: StatsToKeep,
     trimmed: list[int] | None,
 ) -> dict[int, Range]:
-    """The ranges that fit: first those that must be kept, then by the order of columns, keys before values."""
+    """Return the ranges that fit: first those that must be kept, then by the order of columns, keys before values."""
     must: list[str] = []
     may: list[str] = []
     for name in schema.order_names:
@@ -302,7 +304,7 @@ def _trim(
 
 
 def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
-    """The smallest and the largest value of a column that has one and is not nested."""
+    """Return the smallest and the largest value of a column that has one and is not nested."""
     found = pc.min_max(column)
     low, high = found[0], found[1]
     # SUBTLE: Arrow leaves NaN out of min and max unless there is nothing else, and to us it is the largest value.
@@ -312,7 +314,7 @@ def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
 
 
 def _extreme_row(table: pa.Table, order: Sequence[str], *, last: bool) -> bytes:
-    """The encoding of the first or the last row of a table that is not sorted.
+    """Return the encoding of the first or the last row of a table that is not sorted.
 
     Column by column only the rows stay that have the extreme value, until one is left.
     """
@@ -335,7 +337,7 @@ def _extreme_row(table: pa.Table, order: Sequence[str], *, last: bool) -> bytes:
 
 
 def _extreme_mask(column: pa.ChunkedArray, *, last: bool) -> pa.ChunkedArray | None:
-    """Which values come first, or last, in the order of rows; None if all are equal in that."""
+    """Return which values come first, or last, in the order of rows; None if all are equal in that."""
     nulls = column.null_count
     if nulls == len(column):
         return None
@@ -350,12 +352,12 @@ def _extreme_mask(column: pa.ChunkedArray, *, last: bool) -> pa.ChunkedArray | N
 
 
 def _integer_range(column: pa.ChunkedArray) -> tuple[int, int]:
-    """The smallest and the largest of a column without nulls; zeros if it is empty."""
+    """Return the smallest and the largest of a column without nulls; zeros if it is empty."""
     found = pc.min_max(column)
     return found[0].as_py() or 0, found[1].as_py() or 0
 
 
-def _ordered(lower: bytes | None, upper: bytes | None) -> bool:
+def _is_ascending(lower: bytes | None, upper: bytes | None) -> bool:
     return lower is None or upper is None or lower <= upper
 
 

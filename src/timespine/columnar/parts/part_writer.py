@@ -76,8 +76,8 @@ DICTIONARY_SAMPLE = 4096
 DICTIONARY_ROWS_MIN = 1024
 """Rows from which on a dictionary is considered at all."""
 
-LEVEL = 1
-"""Of zstd: higher ones take several times as long for a few percent."""
+LEVEL = {"lz4": None, "zstd": 1}
+"""Of zstd: higher ones take several times as long for a few percent. lz4 has none."""
 
 _BLOOMS_SUPPORTED = "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
 
@@ -110,7 +110,8 @@ def encode_part(
     *,
     is_sorted: bool = True,
 ) -> EncodedPart:
-    """An update table as a part. `name` is the last segment of its key; `is_sorted` says that rows are in order."""
+    """Return an update table as a part. `name` is the last segment of its key; `is_sorted` says that rows are in
+    order."""
     if not table.schema.equals(schema.update_arrow):
         raise UsageError(f"the columns of part {name} are not those of schema {schema_id} of {collection}")
     if table.num_rows > config.part_rows_max:
@@ -120,7 +121,7 @@ def encode_part(
     groups = [table.slice(start, config.row_group_rows) for start in range(0, table.num_rows, config.row_group_rows)]
     trimmed: list[int] = []
     ends = ends_of(table, schema) if is_sorted and groups else None
-    meta = _described(table, schema, name, config, trimmed, ends, is_sorted=is_sorted)
+    meta = _describe(table, schema, name, config, trimmed, ends, is_sorted=is_sorted)
     blooms = _BLOOMS_SUPPORTED and bool(_layout(schema).blooms) and table.num_rows >= BLOOM_ROWS_MIN
     footer = Footer(
         version=FORMAT_VERSION,
@@ -135,7 +136,7 @@ def encode_part(
         nans=tuple(_with_nans(table, schema)),
         lowers=() if ends is None else _lowers(groups, schema, config, ends[0]),
     )
-    written, metadata = _write(groups, schema, footer)
+    written, metadata = _write(groups, schema, footer, config.compression)
     data, tail = _fill_hashes(written, metadata, footer)
     if len(data) > config.object_bytes_max:
         raise UsageError(f"part {name} would have {len(data)} bytes, more than {config.object_bytes_max}")
@@ -143,7 +144,7 @@ def encode_part(
     return EncodedPart(data, meta, table.num_rows, diff_sum_of(table), sum(trimmed), ends)
 
 
-def _described(
+def _describe(
     table: pa.Table,
     schema: Schema,
     name: str,
@@ -153,7 +154,7 @@ def _described(
     *,
     is_sorted: bool,
 ) -> PartMeta:
-    """What the state will know of the rows, if they are updates."""
+    """Return what the state will know of the rows, if they are updates."""
     if any(table.column(each).null_count for each in schema.system_names):
         raise UsageError(f"part {name} would have a row without a time or a diff")
     meta = describe_updates(
@@ -172,7 +173,7 @@ def _described(
 
 
 def _lowers(groups: Sequence[pa.Table], schema: Schema, config: Config, first: bytes) -> tuple[bytes, ...]:
-    """Where row groups begin, the first one with this row: as many bytes as tell it from the row before, and
+    """Return where row groups begin, the first one with this row: as many bytes as tell it from the row before, and
     `bound_bytes` at least.
 
     SUBTLE: with less, rows that begin alike could not be cut apart. And readers rely on it: no row of the group
@@ -183,17 +184,19 @@ def _lowers(groups: Sequence[pa.Table], schema: Schema, config: Config, first: b
     for before, group in itertools.pairwise(groups):
         last = encode_row(before, before.num_rows - 1, schema.order_names, BOUND_BYTES_MAX)
         first = encode_row(group, 0, schema.order_names, BOUND_BYTES_MAX)[:BOUND_BYTES_MAX]
-        lowers.append(first[: max(least, _shared(last, first) + 1)])
+        lowers.append(first[: max(least, _shared_prefix_bytes(last, first) + 1)])
     return tuple(lowers)
 
 
-def _shared(before: bytes, after: bytes) -> int:
-    """How many bytes two encodings share at their beginning."""
+def _shared_prefix_bytes(before: bytes, after: bytes) -> int:
+    """Return how many bytes two encodings share at their beginning."""
     return bisect_left(range(1, len(after) + 1), True, key=lambda size: before[:size] != after[:size])
 
 
-def _write(groups: Sequence[pa.Table], schema: Schema, footer: Footer) -> tuple[pa.Buffer, pq.FileMetaData]:
-    """The Parquet file, with zeros where lengths and hashes will be, and what it says of itself."""
+def _write(
+    groups: Sequence[pa.Table], schema: Schema, footer: Footer, compression: str
+) -> tuple[pa.Buffer, pq.FileMetaData]:
+    """Return the Parquet file, with zeros where lengths and hashes will be, and what it says of itself."""
     layout = _layout(schema)
     options: dict[str, Any] = {}
     if footer.blooms:
@@ -206,8 +209,8 @@ def _write(groups: Sequence[pa.Table], schema: Schema, footer: Footer) -> tuple[
     writer = pq.ParquetWriter(
         sink,
         schema.update_arrow,
-        compression="zstd",
-        compression_level=LEVEL,
+        compression=compression,
+        compression_level=LEVEL[compression],
         use_dictionary=[name for name in layout.texts if groups and _repeats(groups[0].column(name))],
         column_encoding=dict.fromkeys(layout.deltas, "DELTA_BINARY_PACKED"),
         data_page_version="1.0",  # whose checksums every reader knows
@@ -245,7 +248,7 @@ def _fill_hashes(written: pa.Buffer, metadata: pq.FileMetaData, footer: Footer) 
 
 
 def _piece_sizes(metadata: pq.FileMetaData, blooms: bool, end: int) -> Iterator[int]:
-    """The lengths of everything between the first magic and the tail, in the order of the file."""
+    """Yield the lengths of everything between the first magic and the tail, in the order of the file."""
     place = len(MAGIC)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     columns = [[group.column(index) for index in range(metadata.num_columns)] for group in groups]
@@ -300,13 +303,13 @@ def _is_kept_as_integer(type: pa.DataType) -> bool:
 
 
 def _has_bloom(type: pa.DataType) -> bool:
-    """Whether values of a type can be asked for in a filter: equal ones have equal bytes, and there are many."""
+    """Tell whether values of a type can be asked for in a filter: equal ones have equal bytes, and there are many."""
     is_text = pa.types.is_string(type) or pa.types.is_binary(type)
     return bool(is_text or _is_kept_as_integer(type) or pa.types.is_decimal(type))
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """Whether most values come several times, by a sample."""
+    """Tell whether most values come several times, by a sample."""
     if len(column) < DICTIONARY_ROWS_MIN:
         return False
     sample = column.slice(max(0, len(column) - DICTIONARY_SAMPLE) // 2, DICTIONARY_SAMPLE)

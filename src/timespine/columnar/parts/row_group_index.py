@@ -24,7 +24,7 @@ class KeyIndex:
         self._bytes = max(map(len, lowers), default=0)
 
     def find(self, lower: bytes | None, upper: bytes | None) -> range:
-        """The row groups that may have a row at or after `lower`, and at, before, or beginning with `upper`.
+        """Return the row groups that may have a row at or after `lower`, and at, before, or beginning with `upper`.
 
         Bounds are encoded by the first columns of the order, as many as wanted: with
         the same key as both, these are the row groups that may have rows of that key.
@@ -91,8 +91,8 @@ class GroupRanges(Mapping[str, Range]):
         if not statistics.has_min_max:
             return Range(None, None, statistics.null_count)
         try:
-            lower = truncate_lower(_encoded(statistics, type, "min"), self.bound_bytes)
-            upper = truncate_upper(_encoded(statistics, type, "max"), self.bound_bytes)
+            lower = truncate_lower(_encode_bound(statistics, type, "min"), self.bound_bytes)
+            upper = truncate_upper(_encode_bound(statistics, type, "max"), self.bound_bytes)
         except (UsageError, ValueError, OverflowError):
             return Range(None, None, statistics.null_count)
         # SUBTLE: a NaN is left out of the statistics, and to us it is the largest value
@@ -100,8 +100,8 @@ class GroupRanges(Mapping[str, Range]):
         return Range(lower, None if name in self._nans else upper, statistics.null_count)
 
 
-def _encoded(statistics: pq.Statistics, type: pa.DataType, which: str) -> bytes:
-    """One end of the values in a column chunk, as bounds are encoded."""
+def _encode_bound(statistics: pq.Statistics, type: pa.DataType, which: str) -> bytes:
+    """Return one end of the values in a column chunk, as bounds are encoded."""
     if pa.types.is_string(type) or pa.types.is_binary(type):
         return encode_scalar(getattr(statistics, f"{which}_raw"), pa.binary())
     if pa.types.is_timestamp(type) or pa.types.is_date(type):

@@ -20,7 +20,7 @@ VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 def row_pool() -> pa.MemoryPool:
-    """The pool for decoded rows: that of the process if a user chose it, otherwise one without huge pages."""
+    """Return the pool for decoded rows: that of the process if a user chose it, otherwise one without huge pages."""
     chosen = pa.default_memory_pool()
     return _plain_pages() if chosen.backend_name == "mimalloc" and VARIABLE not in os.environ else chosen
 

@@ -116,17 +116,17 @@ class Compare(ColumnCondition):
     )
 
     def to_polars(self, types: Types) -> pl.Expr:
-        meaning = self._meaning(types)
+        meaning = self._equivalent(types)
         if isinstance(meaning, bool):
             return self._if_not_null(meaning, types)
         type = types[self.column]
         comparison, value = meaning
-        return _ordering(comparison, _operand(self.column, type), polars_literal(value, type))
+        return _compare(comparison, _operand(self.column, type), polars_literal(value, type))
 
     def __str__(self) -> str:
         return f"{_name_text(self.column)} {self.comparison} {literal_text(self.value)}"
 
-    def _meaning(self, types: Types) -> tuple[str, Any] | bool:
+    def _equivalent(self, types: Types) -> tuple[str, Any] | bool:
         """Give the equivalent comparison with a value of the column's type, or a truth value that holds for all values.
 
         There is no value between two neighbours of the type, so `< 5.5` is `<= 5` and `>= 5.5` is `> 5`.
@@ -148,7 +148,7 @@ class Compare(ColumnCondition):
         type = type_of(self.column, types)
         meaning = self._encoded.get(type)
         if meaning is None:
-            found = self._meaning(types)
+            found = self._equivalent(types)
             meaning = found if isinstance(found, bool) else (found[0], key_encoding.encode_scalar(found[1], type))
             self._encoded[type] = meaning
         if isinstance(meaning, bool):
@@ -229,7 +229,7 @@ class Like(ColumnCondition):
         if not rest:
             return column == pl.lit(prefix)
         wild = {"%": ".*", "_": "."}
-        inside = "".join(wild[piece] if piece in wild else _quoted(piece[1:]) for piece in self._pieces())
+        inside = "".join(wild[piece] if piece in wild else _escape(piece[1:]) for piece in self._pieces())
         return column.str.contains(rf"(?s)\A{inside}\z")
 
     def __str__(self) -> str:
@@ -293,7 +293,7 @@ class CompareColumns(Predicate):
                     f"columns {short_repr(self.left)} and {short_repr(self.right)} cannot be compared: "
                     f"{one} beside {other}"
                 )
-        return _ordering(self.comparison, left, right)
+        return _compare(self.comparison, left, right)
 
     def __str__(self) -> str:
         return f"{_name_text(self.left)} {self.comparison} {_name_text(self.right)}"
@@ -319,7 +319,7 @@ def _may(comparison: str, encoded: bytes, known: Range) -> bool:
     return not (lower == encoded == upper)
 
 
-def _ordering(comparison: str, left: pl.Expr, right: pl.Expr) -> pl.Expr:
+def _compare(comparison: str, left: pl.Expr, right: pl.Expr) -> pl.Expr:
     expression: pl.Expr = _COMPARISONS[comparison](left, right)
     return expression
 
@@ -348,6 +348,6 @@ def _name_text(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _quoted(character: str) -> str:
+def _escape(character: str) -> str:
     """Escape a character for a regular expression."""
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"

@@ -106,7 +106,8 @@ def _words(column: pa.ChunkedArray) -> Words:
 
 
 def _of_bytes(column: pa.ChunkedArray) -> Words:
-    """The values of polynomials whose coefficients are the bytes of each value; texts stand for what is no bytes."""
+    """Return the values of polynomials whose coefficients are the bytes of each value; texts stand for what is no
+    bytes."""
     if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
         column = column.cast(pa.large_string())
     array = column.cast(pa.large_binary()).combine_chunks()

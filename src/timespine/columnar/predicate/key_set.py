@@ -95,19 +95,19 @@ class KeySet:
 
         A scan makes a hash table of them for every chunk, so they must not be all keys each time.
         """
-        if len(self) <= FEW or self._ordered is None or not len(frame):
+        if len(self) <= FEW or self._sort_keys is None or not len(frame):
             return self._frame
         column = frame[self.names[0]].to_physical()  # Python knows no year 10000
         low: Any = column.min()
         high: Any = column.max()
         if low is None or column.null_count():
             return self._frame
-        first = self._ordered[self.names[0]].to_physical()
+        first = self._sort_keys[self.names[0]].to_physical()
         start, stop = int(first.search_sorted(low, "left")), int(first.search_sorted(high, "right"))
-        return self._ordered.slice(start, stop - start)
+        return self._sort_keys.slice(start, stop - start)
 
     @cached_property
-    def _ordered(self) -> pl.DataFrame | None:
+    def _sort_keys(self) -> pl.DataFrame | None:
         """Sort the keys by their first column; None if it has a null, or no plain order."""
         first = self._frame[self.names[0]]
         if first.null_count() or not (first.dtype.is_integer() or first.dtype.is_temporal() or first.dtype in _TEXTS):
@@ -124,10 +124,14 @@ class KeySet:
             high = int.from_bytes(known.upper[1:], "big") - _INT_OFFSET
             index = int(np.searchsorted(self._integers, low))
             return index < len(self._integers) and int(self._integers[index]) <= high
-        index = bisect_left(self._encoded, known.lower)
-        if index < len(self._encoded) and self._encoded[index] <= known.upper:
+        index = bisect_left(self._encode_first_column, known.lower)
+        if index < len(self._encode_first_column) and self._encode_first_column[index] <= known.upper:
             return True
-        return len(self) > FEW and self._encoded[0] <= known.upper and known.lower <= self._encoded[-1]
+        return (
+            len(self) > FEW
+            and self._encode_first_column[0] <= known.upper
+            and known.lower <= self._encode_first_column[-1]
+        )
 
     @cached_property
     def _integers(self) -> np.ndarray[tuple[int], np.dtype[Any]] | None:
@@ -141,7 +145,7 @@ class KeySet:
         return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
 
     @cached_property
-    def _encoded(self) -> list[bytes]:
+    def _encode_first_column(self) -> list[bytes]:
         """Encode the first column of the keys in order; of many keys only the least and the greatest."""
         first = self._frame.select(self.names[0]).unique().sort(self.names[0])
         if len(first) > FEW:

@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from timespine.errors import UsageError
+from timespine.errors import UsageError, with_article
 
 Literal = bool | int | float | decimal.Decimal | str | bytes | datetime.date | datetime.datetime
 """The types of constants. Null is none of them: `IS NULL` tests for it."""
@@ -76,7 +76,7 @@ def check_literal(value: object) -> Literal:
         return _check_timestamp(value)
     if isinstance(value, datetime.date):
         return value
-    raise UsageError(f"a column cannot be compared with a {type(value).__name__}")
+    raise UsageError(f"a column cannot be compared with {with_article(type(value).__name__)}")
 
 
 def literal_text(value: Literal) -> str:
@@ -170,7 +170,7 @@ def place_literal(value: Literal, type: pa.DataType) -> LiteralPlace:
     elif isinstance(value, datetime.date):
         placed = _place_instant(value, type)
     if placed is None:
-        raise UsageError(f"a {literal_kind(value)} cannot be compared with type {type}")
+        raise UsageError(f"{with_article(literal_kind(value))} cannot be compared with type {type}")
     return placed
 
 

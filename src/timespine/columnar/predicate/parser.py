@@ -216,14 +216,14 @@ class _Parser:
             return self._read(token, lambda: parse_number(text))
         if token.kind == "text":
             self._advance()
-            return self._read(token, lambda: check_literal(_unquoted(token.text)))
+            return self._read(token, lambda: check_literal(_unquote(token.text)))
         if token.kind == "quoted":
             self._advance()
-            return self._column(_unquoted(token.text))
+            return self._column(_unquote(token.text))
         if token.kind == "word" and not token.keyword:
             self._advance()
             if self._token.kind == "text" and token.text.upper() in TYPED_WORDS:
-                typed = _unquoted(self._advance().text)
+                typed = _unquote(self._advance().text)
                 return self._read(token, lambda: parse_typed(token.text.upper(), typed))
             return self._column(token.text)
         return self._fail("expected a column or a constant")
@@ -235,7 +235,7 @@ class _Parser:
         if self._token.kind not in ("word", "quoted"):
             self._fail("expected a column after the point")
         last = self._advance()
-        return Name(f"{first}.{_unquoted(last.text) if last.kind == 'quoted' else last.text}")
+        return Name(f"{first}.{_unquote(last.text) if last.kind == 'quoted' else last.text}")
 
     def _number(self, start: _Token) -> str:
         sign = "-" if self._take("-") else ""
@@ -281,6 +281,6 @@ class _Parser:
         raise UsageError(f"predicate, position {at.start + 1}: {reason}{found}") from None
 
 
-def _unquoted(text: str) -> str:
+def _unquote(text: str) -> str:
     quote = text[0]
     return text[1:-1].replace(quote * 2, quote)

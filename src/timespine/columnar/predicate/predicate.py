@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import literal_text
-from timespine.errors import UsageError, short_repr
+from timespine.errors import UsageError, short_repr, with_article
 
 if TYPE_CHECKING:
     from timespine.columnar.schema.schema import Schema
@@ -294,7 +294,7 @@ def as_term(other: object) -> Predicate:
         return other
     if isinstance(other, pl.Expr):
         return Native(other)
-    raise UsageError(f"a predicate cannot be combined with a {type(other).__name__}")
+    raise UsageError(f"a predicate cannot be combined with {with_article(type(other).__name__)}")
 
 
 def type_of(name: str, types: Types) -> pa.DataType:

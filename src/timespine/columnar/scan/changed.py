@@ -45,7 +45,7 @@ class ChangedRun(NamedTuple):
 
 
 def changed_run(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> ChangedRun | None:
-    """The runs as a settled run and few changes; None if they are anything else.
+    """Return the runs as a settled run and few changes; None if they are anything else.
 
     SUBTLE: keys of which two that are equal have other bits (0.0 and -0.0) are left to the merge (test_changed.py).
     """
@@ -66,7 +66,7 @@ def changed_run(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_
 def scan_changed(
     parts: Parts, found: ChangedRun, request: ScanRequest, memory_bytes: int, pool: Executor
 ) -> Iterator[pa.Table]:
-    """All rows of a settled run and of its changes, with their diffs, in any order."""
+    """Yield all rows of a settled run and of its changes, with their diffs, in any order."""
     names = [*request.read, DIFF]
     in_order = replace(request, any_order=False)
     tables = [table.select(names) for table in scan(parts, found.others, in_order, memory_bytes)]
@@ -75,7 +75,7 @@ def scan_changed(
     touched: list[pa.Table] = []
 
     def split(table: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The rows of other keys, and those of the keys of the changes."""
+        """Return the rows of other keys, and those of the keys of the changes."""
         mask = keys.mask(table)
         passed = _filter_views(table, mask) if request.views else table.filter(pc.invert(mask))
         return passed, table.filter(mask)
@@ -87,13 +87,14 @@ def scan_changed(
 
 
 def _filter_views(table: pa.Table, mask: pa.Array) -> pa.Table:
-    """The rows that a mask leaves out, with views of the text. Arrow has no filter that makes them, Polars has."""
+    """Return the rows that a mask leaves out, with views of the text. Arrow has no filter that makes them, Polars
+    has."""
     frame = pl.DataFrame(pl.from_arrow(table, rechunk=False))
     return frame.filter(~pl.Series(mask)).to_arrow(compat_level=pl.CompatLevel.newest())
 
 
 def _changed_rows(touched: pa.Table, changes: pa.Table, request: ScanRequest) -> pa.Table:
-    """What is left of some rows, each there once, after some changes; both are in order."""
+    """Return what is left of some rows, each there once, after some changes; both are in order."""
     diffs = changes.column(DIFF)
     retracted = changes.filter(pc.equal(diffs, -1))
     if retracted.num_rows == touched.num_rows:
@@ -104,7 +105,7 @@ def _changed_rows(touched: pa.Table, changes: pa.Table, request: ScanRequest) ->
 
 
 def _same_rows(some: pa.Table, others: pa.Table) -> bool:
-    """Whether two tables surely have the same rows, whatever their diffs are."""
+    """Tell whether two tables surely have the same rows, whatever their diffs are."""
     return bool(some.drop_columns([DIFF]).equals(others.drop_columns([DIFF])))
 
 

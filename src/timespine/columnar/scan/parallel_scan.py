@@ -39,7 +39,7 @@ CORES_MAX = 8
 
 
 def scan_in_shares(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> Iterator[pa.Table]:
-    """The same rows as those of `scan`, in any order; all of it is read at once."""
+    """Yield the same rows as those of `scan`, in any order; all of it is read at once."""
     request = replace(request, any_order=True)
     settled = None if parts.pool is None else settled_parts(parts, runs, request)
     if parts.pool is not None and settled is not None:
@@ -73,7 +73,8 @@ def scan_in_shares(parts: Parts, runs: Sequence[Run], request: ScanRequest, memo
 
 
 def _cuts(parts: Parts, runs: Sequence[Run], request: ScanRequest, cores: int) -> list[bytes]:
-    """Where to cut what is wanted; nowhere if it is little, or if most of what may match will turn out not to."""
+    """Return where to cut what is wanted; nowhere if it is little, or if most of what may match will turn out not
+    to."""
     if parts.pool is None or _is_lookup(request):
         return []
     planner = replace(parts, scan_stats=ScanStats(), audit=0.0, _pruners={})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import threading
 import zlib
@@ -87,19 +88,23 @@ class Parts:
     """The share of skipped parts that the reader reads to check that skipping them is right."""
     _pruners: dict[int, tuple[ScanRequest, Pruner]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # A schema of an id never changes, and every part of a run asks for it.
+        self.schema_of = functools.cache(self.schema_of)
+
     @property
     def known(self) -> PartCache:
         """Where footers and lists are kept."""
         return self.cache if self.footers is None else self.footers
 
     def schema(self, run: Run) -> tuple[int, Schema]:
-        """The schema that a run was written with."""
+        """Return the schema that a run was written with."""
         if run.schema is None:
             raise CorruptionError(f"a run of {self.collection} names no schema")
         return run.schema, self.schema_of(run.schema)
 
     def open(self, part: Part, id: int, schema: Schema) -> PartReader:
-        """The footer of a part, parsed once per process."""
+        """Return the footer of a part, parsed once per process."""
 
         def load() -> tuple[PartReader, int]:
             reader = open_part(part, self.collection, schema, id, _fetcher(self.blob, part.key), self.config)
@@ -111,7 +116,7 @@ class Parts:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """What is fetched meanwhile, by this thread, counts for this tally."""
+        """Count what this thread fetches in the block."""
         before = getattr(_reading, "scan_stats", None)
         _reading.scan_stats = self.scan_stats
         try:
@@ -120,11 +125,11 @@ class Parts:
             _reading.scan_stats = before
 
     def has_footer(self, part: Part) -> bool:
-        """Whether the footer of a part is known."""
+        """Tell whether the footer of a part is known."""
         return ("footer", part.key) in self.known
 
     def has_list(self, part: Part) -> bool:
-        """Whether the list of a hollow run is known."""
+        """Tell whether the list of a hollow run is known."""
         return ("run", part.key) in self.known
 
     def fetch_lists(self, parts: Iterable[Part]) -> None:
@@ -151,7 +156,7 @@ class Parts:
             announce_groups(self.blob, reader, missing, columns)
 
     def leaves(self, parts: Iterable[Part], depth: int = 0) -> Iterator[Part]:
-        """The parts with rows, those inside hollow runs included, as they are seen through their runs."""
+        """Yield the parts with rows, those inside hollow runs included, as they are seen through their runs."""
         for part in parts:
             if part.hollow:
                 yield from self.leaves(self._children(part, depth), depth + 1)
@@ -159,7 +164,7 @@ class Parts:
                 yield part
 
     def _children(self, part: Part, depth: int) -> Iterator[Part]:
-        """What a hollow run lists, as it is seen through it."""
+        """Yield what a hollow run lists, as it is seen through it."""
         if depth >= DEPTH_MAX:
             raise CorruptionError(f"hollow run {part.key} is {depth} levels deep: it comes back to itself")
 
@@ -174,7 +179,8 @@ class Parts:
         return (apply_parent_bounds(part, child) for child in children)
 
     def matching(self, listed: Iterable[Part], run: Run, request: ScanRequest, depth: int = 0) -> Iterator[Part]:
-        """The parts of a run that may have a row that is wanted. Like `leaves`, without what statistics rule out."""
+        """Yield the parts of a run that may have a row that is wanted. Like `leaves`, without what statistics rule
+        out."""
         id, schema = self.schema(run)
         pruner = self._pruner(id, schema, request)
         for part in listed:
@@ -205,7 +211,7 @@ class Parts:
     def written(
         self, part: Part, id: int, schema: Schema, request: ScanRequest, chunk_bytes: int
     ) -> Iterator[pa.Table]:
-        """The rows of one part that may count, as they were written, row groups that cannot have any left out."""
+        """Yield the rows of one part that may count, as they were written, row groups that cannot have any left out."""
         self.scan_stats.parts += 1
         if part.inline is not None:
             yield self.decoded((part,), id, schema, request.hint)
@@ -233,11 +239,11 @@ class Parts:
             yield pa.concat_tables(gathered)
 
     def columns(self, id: int, request: ScanRequest) -> list[str]:
-        """The columns of a part written with one schema that have to be read."""
+        """Return the columns of a part written with one schema that have to be read."""
         return list(self._pruner(id, self.schema_of(id), request).written_columns)
 
     def _pruner(self, id: int, schema: Schema, request: ScanRequest) -> Pruner:
-        """What decides for parts of one schema. There may be thousands of them in a scan."""
+        """Return what decides for parts of one schema. There may be thousands of them in a scan."""
         known = self._pruners.get(id)
         if known is None or known[0] is not request:
             known = self._pruners[id] = (request, Pruner(request, schema))
@@ -258,7 +264,7 @@ class Parts:
             raise CorruptionError(f"part {part.key or '(inline)'} was skipped by its statistics and yet has rows")
 
     def decoded(self, inside: Sequence[Part], id: int, schema: Schema, hint: CacheHint) -> pa.Table:
-        """The rows of some inline parts, as they were written, in any order.
+        """Return the rows of some inline parts, as they were written, in any order.
 
         They are decoded in blocks, and a second reader finds whole blocks decoded. Where a block ends depends on the
         bytes of a part alone, so readers that begin elsewhere find the same blocks. Of what no block ends nothing is
@@ -280,7 +286,7 @@ class Parts:
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
     def _block(self, block: tuple[tuple[bytes, int], ...], id: int, schema: Schema, hint: CacheHint) -> pa.Table:
-        """The rows of a block of inline parts, decoded once."""
+        """Return the rows of a block of inline parts, decoded once."""
 
         def load() -> tuple[pa.Table, int]:
             table = decode_together(block, schema, self.config)
@@ -300,7 +306,7 @@ class Parts:
         *,
         apart: bool = True,
     ) -> list[pa.Table]:
-        """Some row groups of a part as they were written: each by itself and through the cache, or all as one table."""
+        """Read row groups of a part as they were written: each by itself, through the cache, or all as one table."""
         reader = self.open(part, id, schema)
         if apart:
             return self._read(reader, part, groups, columns, hint)
@@ -325,7 +331,7 @@ class Parts:
         return self.cache.get_or_load_all(list(by_key), load, hint)
 
     def project_chunk(self, table: pa.Table, part: Part, schema: Schema, request: ScanRequest) -> pa.Table:
-        """A chunk through the part's bounds and the window, under the wanted schema. Not filtered yet."""
+        """Return a chunk through the part's bounds and the window, under the wanted schema. Not filtered yet."""
         table = apply_visibility(table, part, request.window, schema.arity)
         table = project_rows(table, schema, request.schema, columns=request.read)
         return table if request.keep_times else table.drop_columns(list(time_names(schema.arity)))
@@ -352,5 +358,5 @@ def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator
 
 
 def meta_of(part: Part) -> PartMeta | None:
-    """What the state knows of a part."""
+    """Return what the state knows of a part."""
     return known_meta(part.meta) if part.meta else None

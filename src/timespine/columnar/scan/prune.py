@@ -35,7 +35,7 @@ class Pruner:
         self._lower, self._upper, self._is_exact = self._range()
 
     def _range(self) -> tuple[bytes | None, bytes | None, bool]:
-        """The wanted range by those columns of the cut that compare, and whether these are all of them.
+        """Return the wanted range by those columns of the cut that compare, and whether these are all of them.
 
         SUBTLE: where columns were added, dropped or changed, only those before them compare. By these alone a row
         before the upper end may be equal to it (test_prune.py).
@@ -52,7 +52,8 @@ class Pruner:
         return (lower, upper, False) if same else (None, None, False)
 
     def _has_same(self, ids: tuple[int, ...]) -> bool:
-        """Whether the order of the written schema begins with these columns, with the types they are wanted with."""
+        """Tell whether the order of the written schema begins with these columns, with the types they are wanted
+        with."""
         schema = self._wanted.schema
         return self._written.order_ids[: len(ids)] == ids and all(
             self._by_id[id].type == schema.by_id(id).type for id in ids
@@ -67,7 +68,7 @@ class Pruner:
         return (*names, *time_names(self._written.arity), DIFF)
 
     def part_may_match(self, part: Part) -> bool:
-        """Whether some row of a part may be asked for."""
+        """Tell whether some row of a part may be asked for."""
         if not part.meta:
             return True
         meta = known_meta(part.meta)
@@ -82,7 +83,7 @@ class Pruner:
         return self._rows_may_match(known, part.rows)
 
     def groups(self, reader: PartReader) -> list[int]:
-        """The row groups of a part that may have a row that is asked for, in order."""
+        """Return the row groups of a part that may have a row that is asked for, in order."""
         inside = range(reader.groups)
         if reader.key_index is not None:
             inside = reader.key_index.find(self._lower, self._upper)
@@ -110,7 +111,7 @@ class Pruner:
         return True
 
     def group_may_match(self, reader: PartReader, group: int) -> bool:
-        """Whether some row of a row group may be asked for."""
+        """Tell whether some row of a row group may be asked for."""
         if not self._filtered:
             return True
         ranges = reader.group_ranges(group)
@@ -131,7 +132,7 @@ class Pruner:
         return request.where.may_match(ranges, types, rows)
 
     def _known(self, field: Field, range: Range | None) -> Range | None:
-        """The range of a column under its type in the wanted schema; None if nothing is known."""
+        """Return the range of a column under its type in the wanted schema; None if nothing is known."""
         written = self._by_id.get(field.id)
         if range is None or written is None:
             return None
@@ -143,7 +144,7 @@ class Pruner:
         return Range(lower, upper, range.nulls)
 
     def _times_may_match(self, part: Part, meta: PartMeta) -> bool:
-        """Whether some time may lie in the window. Only the earliest and latest one are known."""
+        """Tell whether some time may lie in the window. Only the earliest and latest one are known."""
         window = self._wanted.window
         arity = self._written.arity
         if arity != 1 or not meta.min_time:
@@ -160,7 +161,7 @@ class Pruner:
         return window.after is None or latest > window.after[0]
 
     def _has_key(self, lower: bytes | None, upper: bytes | None) -> bool:
-        """Whether a row between these bounds may have one of the keys. A row begins with the bytes of its key."""
+        """Tell whether a row between these bounds may have one of the keys. A row begins with the bytes of its key."""
         keys = self._wanted.keys
         assert keys is not None
         return any(
@@ -169,7 +170,7 @@ class Pruner:
         )
 
     def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
-        """Whether a row between these bounds may be in the wanted range.
+        """Tell whether a row between these bounds may be in the wanted range.
 
         A row begins with the bytes of its columns of the cut, so if these are at or after the lower end the
         row is, too. The upper end is exclusive, unless only some of the columns compare.
@@ -182,13 +183,13 @@ class Pruner:
 
 
 def _key_names(request: ScanRequest) -> tuple[str, ...]:
-    """The key columns that keys are given by: all, or the first ones."""
+    """Return the key columns that keys are given by: all, or the first ones."""
     given = request.keys.names if request.keys is not None else request.schema.key_names
     return tuple(name for name in request.schema.key_names if name in given)
 
 
 def _filtered_fields(request: ScanRequest) -> list[Field]:
-    """The fields that rows are filtered by."""
+    """Return the fields that rows are filtered by."""
     names = set(request.where.columns) if request.where is not None else set()
     if request.keys is not None:
         names |= set(request.keys.names)

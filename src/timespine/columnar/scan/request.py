@@ -74,7 +74,8 @@ class ScanRequest:
 
 
 def filter_rows(table: pa.Table, request: ScanRequest) -> pa.Table:
-    """The rows that are wanted. Rows that are equal are wanted or not together, so this may come before they meet."""
+    """Return the rows that are wanted. Rows that are equal are wanted or not together, so this may come before they
+    meet."""
     if request.where is not None and table.num_rows:
         table = table.filter(request.where.mask(table))
     if request.keys is not None and table.num_rows:
@@ -83,18 +84,18 @@ def filter_rows(table: pa.Table, request: ScanRequest) -> pa.Table:
 
 
 def clip(table: pa.Table, columns: Sequence[str], lower: bytes | None, upper: bytes | None) -> pa.Table:
-    """The rows of an ascending table whose encoding by these columns lies in [lower, upper)."""
+    """Return the rows of an ascending table whose encoding by these columns lies in [lower, upper)."""
     start = 0 if lower is None else _first_at_or_after(table, columns, lower)
     stop = table.num_rows if upper is None else _first_at_or_after(table, columns, upper)
     return table if (start, stop) == (0, table.num_rows) else table.slice(start, max(stop - start, 0))
 
 
 def _first_at_or_after(table: pa.Table, columns: Sequence[str], bound: bytes) -> int:
-    """The first row that is at or after a bound: a binary search that looks at a handful of rows."""
+    """Return the first row that is at or after a bound: a binary search that looks at a handful of rows."""
     return bisect_left(range(table.num_rows), bound, key=lambda index: encode_row(table, index, columns))
 
 
 def empty_table(request: ScanRequest) -> pa.Table:
-    """No rows, with the columns that a scan gives."""
+    """Return no rows, with the columns that a scan gives."""
     fields = [request.schema.update_arrow.field(name) for name in (*request.order, DIFF)]
     return pa.schema(fields).empty_table()

@@ -28,7 +28,7 @@ SEEN_BYTES = 512
 
 
 def count_rows(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> int:
-    """The sum of the diffs of all updates that are wanted."""
+    """Return the sum of the diffs of all updates that are wanted."""
     if request.lower is not None or request.upper is not None:
         return sum(_sum(table) for table in scan(parts, runs, request, parts.config.merge_bytes))
     narrow = replace(request, columns=(), keys_only=True)
@@ -56,7 +56,7 @@ def count_rows(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> int:
 
 
 def count_within_bounds(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
-    """How many updates of a part are visible through its bounds, and the sum of their diffs. Exact.
+    """Return how many updates of a part are visible through its bounds, and the sum of their diffs. Exact.
 
     No statistics say how many updates lie before a time, so times and diffs of a part that is cut are read: once
     per cut, since neither the part nor its bounds ever change.
@@ -85,7 +85,7 @@ def _count_within_bounds(parts: Parts, run: Run, part: Part) -> tuple[int, int]:
 
 
 def _sum(table: pa.Table) -> int:
-    """The sum of all diffs, however large."""
+    """Return the sum of all diffs, however large."""
     diffs = table.column(DIFF).to_numpy()
     if len(diffs) == 0:
         return 0
@@ -93,31 +93,31 @@ def _sum(table: pa.Table) -> int:
 
 
 def _largest(diffs: NDArray[np.int64]) -> int:
-    """The largest diff, whatever its sign."""
+    """Return the largest diff, whatever its sign."""
     return max(-int(diffs.min()), int(diffs.max())) if len(diffs) else 0
 
 
 def is_whole(part: Part, request: ScanRequest) -> bool:
-    """Whether surely every update of a part is wanted, and their sum is known."""
+    """Tell whether surely every update of a part is wanted, and their sum is known."""
     if part.diff_sum is None or part.is_truncated or request.where is not None or request.keys is not None:
         return False
     return is_within(part, request.window) and not _may_wrap(part)
 
 
 def _may_wrap(part: Part) -> bool:
-    """Whether the sum that is known of a part may be another one modulo 2^64."""
+    """Tell whether the sum that is known of a part may be another one modulo 2^64."""
     weight = _weight(part)
     return weight is None or weight > INT64_MAX
 
 
 def _weight(part: Part) -> int | None:
-    """No row of a part counts more than this, whatever its sign; None if that is not known."""
+    """Return no row of a part counts more than this, whatever its sign; None if that is not known."""
     meta = meta_of(part)
     return None if meta is None else part.rows * max(-meta.min_diff, meta.max_diff)
 
 
 def is_within(part: Part, window: Window) -> bool:
-    """Whether surely every time of a part lies in the window. Of one coordinate only; else unknown."""
+    """Tell whether surely every time of a part lies in the window. Of one coordinate only; else unknown."""
     if window.until is None and window.after is None:
         return True
     meta = meta_of(part)

@@ -62,7 +62,7 @@ class ScanSource:
 
 
 def scan(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> Iterator[pa.Table]:
-    """All that is wanted of these runs, merged: tables ascending in `request.order`, each row once, with `_diff`.
+    """Yield all that is wanted of these runs, merged: tables ascending in `request.order`, each row once, with `_diff`.
 
     If they are wanted in any order, only the rows of each table are ascending. If they may repeat, those of a
     plain run do: where some columns are left out, one may come several times.
@@ -75,7 +75,7 @@ def scan(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: 
 
 
 def scan_sources(parts: Parts, runs: Iterable[Run], request: ScanRequest) -> list[ScanSource]:
-    """What there is to merge, without what statistics rule out."""
+    """Return what there is to merge, without what statistics rule out."""
     found = []
     tiny: dict[int | None, list[tuple[Run, Part]]] = {}
     for run, inside in matching_parts(parts, list(runs), request):
@@ -89,7 +89,8 @@ def scan_sources(parts: Parts, runs: Iterable[Run], request: ScanRequest) -> lis
 
 
 def matching_parts(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> list[tuple[Run, tuple[Part, ...]]]:
-    """The parts of each run without what statistics rule out. What a remote place has of them is being fetched."""
+    """Return the parts of each run without what statistics rule out. What a remote place has of them is being
+    fetched."""
     parts.fetch_lists(part for run in runs for part in run.parts)
     found = []
     for run in runs:
@@ -119,7 +120,7 @@ def inline_memory_bytes(part: Part) -> int:
 
 
 def source_of_parts(parts: Parts, run: Run, inside: tuple[Part, ...], *, streams: bool = True) -> ScanSource:
-    """Parts of one run that come one after the other."""
+    """Return parts of one run that come one after the other."""
     id, schema = parts.schema(run)
     rows = sum(part.rows for part in inside)
     some = inside
@@ -133,7 +134,7 @@ def source_of_parts(parts: Parts, run: Run, inside: tuple[Part, ...], *, streams
 
 
 def unordered_sources(parts: Parts, run: Run, inside: Iterable[Part], request: ScanRequest) -> Iterator[ScanSource]:
-    """Parts in no order, as those of an unordered run. Inside, most of them are in order."""
+    """Yield parts in no order, as those of an unordered run. Inside, most of them are in order."""
     id, schema = parts.schema(run)
     in_order = cut_columns(request, [schema]) == cut_columns(request, [request.schema])
     for part in inside:
@@ -142,7 +143,7 @@ def unordered_sources(parts: Parts, run: Run, inside: Iterable[Part], request: S
 
 
 def partition_by_size(found: Iterable[ScanSource], memory_bytes: int) -> tuple[list[ScanSource], list[ScanSource]]:
-    """What is small enough to be gathered into one table, and the rest."""
+    """Return what is small enough to be gathered into one table, and the rest."""
     left = memory_bytes // 4
     small: list[ScanSource] = []
     large: list[ScanSource] = []
@@ -156,14 +157,14 @@ def partition_by_size(found: Iterable[ScanSource], memory_bytes: int) -> tuple[l
 
 
 def fits_in_memory(found: Iterable[ScanSource], memory_bytes: int) -> bool:
-    """Whether all of this can be merged at once within the memory."""
+    """Tell whether all of this can be merged at once within the memory."""
     return sum(source.step for source in partition_by_size(found, memory_bytes)[1]) <= memory_bytes // 4
 
 
 def merge_sources(
     parts: Parts, found: Sequence[ScanSource], request: ScanRequest, memory_bytes: int, rows: pa.Table | None = None
 ) -> Iterator[pa.Table]:
-    """All that is wanted of some sources: tables ascending in `request.order`, each row once, with `_diff`.
+    """Yield all that is wanted of some sources: tables ascending in `request.order`, each row once, with `_diff`.
 
     With them come `rows` that are in memory already, as `gather` gives them.
     """
@@ -194,7 +195,7 @@ def merge_sources(
 
 
 def needs_no_merge(parts: Parts, run: Run, request: ScanRequest) -> bool:
-    """Whether there is nothing to sum: every row of a run is surely there only once, with one update.
+    """Tell whether there is nothing to sum: every row of a run is surely there only once, with one update.
 
     Without some of the columns, different rows look the same. They may come as they are if they may repeat,
     unless some count less than zero: then only sums tell.
@@ -221,12 +222,13 @@ def needs_no_merge(parts: Parts, run: Run, request: ScanRequest) -> bool:
 
 
 def _is_before(upper: bytes | None, lower: bytes | None) -> bool:
-    """Whether a bound is known to be before another one."""
+    """Tell whether a bound is known to be before another one."""
     return upper is not None and lower is not None and upper < lower
 
 
 def parts_readable_as_is(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> list[Part] | None:
-    """The parts whose rows are exactly what is wanted, as they stand in their files; None if something is to be done.
+    """Return the parts whose rows are exactly what is wanted, as they stand in their files; None if something is to be
+    done.
 
     That is so for one run of rows that are there once each, at times that count, and all of which are wanted.
     """
@@ -250,7 +252,7 @@ def parts_readable_as_is(parts: Parts, runs: Sequence[Run], request: ScanRequest
 
 
 def cut_columns(request: ScanRequest, schemas: Iterable[Schema]) -> tuple[str, ...]:
-    """The leading columns of the order in which runs of all these schemas are ascending, as they are seen.
+    """Return the leading columns of the order in which runs of all these schemas are ascending, as they are seen.
 
     Columns that are not read, or that were dropped since a run was written, end it; so do times of
     several coordinates, whose order advancing does not keep.
@@ -273,7 +275,7 @@ def cut_columns(request: ScanRequest, schemas: Iterable[Schema]) -> tuple[str, .
 
 
 def _clip_tables(tables: Iterator[pa.Table], request: ScanRequest) -> Iterator[pa.Table]:
-    """The rows of ascending tables that lie in the wanted range."""
+    """Yield the rows of ascending tables that lie in the wanted range."""
     if request.lower is None and request.upper is None:
         return tables
     names = request.cut_names
@@ -281,7 +283,7 @@ def _clip_tables(tables: Iterator[pa.Table], request: ScanRequest) -> Iterator[p
 
 
 def _stream(parts: Parts, source: ScanSource, request: ScanRequest, chunk_bytes: int) -> Iterator[pa.Table]:
-    """One source in order. What is not is put in order first, whole."""
+    """Yield one source in order. What is not is put in order first, whole."""
     if not source.streams:
         yield from gather(parts, [source], request)
         return
@@ -332,7 +334,7 @@ def gather(
 
 
 def prefetch(tables: Iterator[pa.Table], pool: Executor | None) -> Iterator[pa.Table]:
-    """The same tables, the next one being read while the caller is at work on the last."""
+    """Yield the same tables, the next one being read while the caller is at work on the last."""
     if pool is None:
         yield from tables
         return

@@ -34,7 +34,7 @@ TASK_GROUPS = 8
 
 
 def settled_parts(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> list[Part] | None:
-    """The parts to read if all that is wanted is one settled run; None if rows have to be looked at.
+    """Return the parts to read if all that is wanted is one settled run; None if rows have to be looked at.
 
     Without some of its columns, a row may come several times, which not every reader allows.
     """
@@ -46,7 +46,7 @@ def settled_parts(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> li
 def scan_settled(
     parts: Parts, run: Run, inside: Sequence[Part], request: ScanRequest, pool: Executor
 ) -> Iterator[pa.Table]:
-    """All rows of the parts of a settled run, with their diffs, decoded by the threads of a pool."""
+    """Yield all rows of the parts of a settled run, with their diffs, decoded by the threads of a pool."""
     return decode_settled(parts, run, inside, request, pool, lambda table: table)
 
 
@@ -58,7 +58,8 @@ def decode_settled(
     pool: Executor,
     then: Callable[[pa.Table], T],
 ) -> Iterator[T]:
-    """What a function makes of the rows of a settled run, table by table: it runs in the threads that decode them."""
+    """Yield what a function makes of the rows of a settled run, table by table: it runs in the threads that decode
+    them."""
     id, schema = parts.schema(run)
     parts.fetch_footers(inside)
     weights = [parts.weigh(part, id, schema)[0] for part in inside]
@@ -99,7 +100,7 @@ def _decode_then(
 def _decode(
     parts: Parts, run: Run, part: Part, block: tuple[int, ...], request: ScanRequest, keeps: bool
 ) -> tuple[pa.Table, ScanStats]:
-    """Some row groups of a part, and what was read for them."""
+    """Decode some row groups of a part; return them, and what was read for them."""
     own = replace(parts, pool=None, scan_stats=ScanStats(groups=len(block)), _pruners={})
     id, schema = own.schema(run)
     if keeps:

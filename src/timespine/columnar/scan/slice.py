@@ -77,12 +77,12 @@ class Slice(msgspec.Struct, frozen=True, array_like=True):
         return Schema.decode(self.schemas[self.schema])
 
     def encode(self) -> bytes:
-        """The slice as bytes."""
+        """Return the slice as bytes."""
         return _encoder.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> Slice:
-        """The slice in these bytes."""
+        """Return the slice in these bytes."""
         try:
             return _decoder.decode(data)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -96,7 +96,7 @@ _decoder: msgspec.msgpack.Decoder[Slice] = msgspec.msgpack.Decoder(Slice)
 def cut_slices(
     parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], request: ScanRequest, n: int
 ) -> list[Slice]:
-    """A read as at most n slices of about equal size, in the order of their keys; one at least."""
+    """Return a read as at most n slices of about equal size, in the order of their keys; one at least."""
     cuts = split_keys(parts, runs, request, n) if n > 1 else []
     ends = pairwise([request.lower, *cuts, request.upper])
     return [_slice(parts, schemas, runs, replace(request, lower=lower, upper=upper)) for lower, upper in ends]
@@ -133,7 +133,7 @@ def _slice(parts: Parts, schemas: Sequence[bytes], runs: Sequence[Run], request:
 
 
 def slice_request(slice: Slice, keys: KeySet | None = None) -> ScanRequest:
-    """What a slice asks for; of some keys only, if they are given."""
+    """Return what a slice asks for; of some keys only, if they are given."""
     return ScanRequest(
         slice.seen,
         slice.columns,
@@ -150,7 +150,7 @@ def slice_request(slice: Slice, keys: KeySet | None = None) -> ScanRequest:
 
 
 def parts_of(slice: Slice, blob: Blob, config: Config, cache: PartCache) -> Parts:
-    """The parts of a slice, read from these blobs."""
+    """Return the parts of a slice, read from these blobs."""
 
     def schema_of(id: int) -> Schema:
         data = slice.schemas.get(id)
@@ -164,5 +164,5 @@ def parts_of(slice: Slice, blob: Blob, config: Config, cache: PartCache) -> Part
 def read_slice_rows(
     slice: Slice, blob: Blob, config: Config, cache: PartCache, memory_bytes: int, keys: KeySet | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of a slice, in any order, each once, with `_diff`."""
+    """Yield the rows of a slice, in any order, each once, with `_diff`."""
     return scan(parts_of(slice, blob, config, cache), slice.runs, slice_request(slice, keys), memory_bytes)

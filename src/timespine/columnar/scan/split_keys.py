@@ -13,6 +13,9 @@ from timespine.core.batch import Part, Run
 SMALL_PARTS = 4
 """A part is small if at least this number of its size make one piece: then its bounds are enough to cut by."""
 
+FEW_PARTS = 256
+"""Parts in a folder whose footers are read in any case: then pieces are as equal as row groups allow."""
+
 
 def split_keys(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) -> list[bytes]:
     """At most n - 1 values that cut what is wanted into pieces of about equal size.
@@ -34,14 +37,16 @@ def split_keys(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) 
 
 
 def _weights(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) -> Iterator[tuple[bytes, int]]:
-    """Where parts or row groups begin, and how many rows they have.
+    """Yield where parts or row groups begin, and how many rows they have.
 
-    At a remote place a footer takes a request. There, what the state knows of a small part is enough.
+    A footer takes a request at a remote place, and a millisecond of CPU time anywhere. Where that adds up, what the
+    state knows of a small part is enough.
     """
     parts.fetch_lists(part for run in runs for part in run.parts)
     inside = [[part for part in parts.matching(run.parts, run, request) if part.inline is None] for run in runs]
     rows = sum(part.rows for each in inside for part in each)
-    small_rows = rows // (SMALL_PARTS * n) if announcer(parts.blob) is not None else 0
+    is_costly = announcer(parts.blob) is not None or sum(map(len, inside)) > FEW_PARTS
+    small_rows = rows // (SMALL_PARTS * n) if is_costly else 0
     parts.fetch_footers(part for each in inside for part in each if part.rows > small_rows)
     for run, found in zip(runs, inside, strict=True):
         yield from _run_weights(parts, run, found, request, small_rows)
@@ -50,7 +55,7 @@ def _weights(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) ->
 def _run_weights(
     parts: Parts, run: Run, inside: Sequence[Part], request: ScanRequest, small_rows: int
 ) -> Iterator[tuple[bytes, int]]:
-    """Where parts or row groups of a run begin, as the wanted schema sees it, and how many rows they have.
+    """Yield where parts or row groups of a run begin, as the wanted schema sees it, and how many rows they have.
 
     If columns of the cut have changed since, all that is known is where they begin in the first one; of a run that
     was not ordered by that one, nothing.

@@ -43,7 +43,7 @@ ALL_TIMES = Window()
 
 
 def apply_visibility(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
-    """The updates that count, at the times they are seen at."""
+    """Return the updates that count, at the times they are seen at."""
     names = time_names(arity)
     times: Coordinates = [_array(table, name) for name in names]
     mask = None
@@ -100,7 +100,7 @@ def _at_or_before(times: Coordinates, bound: Time) -> np.ndarray[tuple[int], np.
 
 
 def _at_or_after(frontier: Frontier, times: Coordinates) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which times are at or after some element. None is after a closed frontier."""
+    """Return which times are at or after some element. None is after a closed frontier."""
     mask = np.zeros(len(times[0]), dtype=np.bool_)
     for element in frontier.elements:
         above = times[0] >= element[0]

@@ -59,14 +59,14 @@ def from_python(value: object, type: pa.DataType) -> Default:
     elif isinstance(value, bool | int | str):
         stored = value
     if stored is None or not _is_stored(stored, type):
-        raise _refused(value, type)
+        raise _default_error(value, type)
     return stored
 
 
 def check_stored(stored: object, type: pa.DataType) -> None:
     """Refuse a value that is not the stored form of a value of the type."""
     if stored is not None and not _is_stored(stored, type):
-        raise _refused(stored, type)
+        raise _default_error(stored, type)
 
 
 def widen_default(stored: Default, type: pa.DataType) -> Default:
@@ -175,7 +175,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _refused(value: object, type: pa.DataType) -> UsageError:
+def _default_error(value: object, type: pa.DataType) -> UsageError:
     if is_nested(type):
         return UsageError(f"a column of type {type_name(type)} can have no default but null")
     return UsageError(

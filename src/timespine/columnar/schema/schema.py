@@ -54,7 +54,7 @@ def is_reserved(name: str) -> bool:
 
 @lru_cache(maxsize=16)
 def time_names(arity: int) -> tuple[str, ...]:
-    """The columns of the time, one per coordinate."""
+    """Return the columns of the time, one per coordinate."""
     return (TIME,) if check_arity(arity) == 1 else tuple(f"{TIME}_{i}" for i in range(arity))
 
 
@@ -213,10 +213,10 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
         The ids of the times come after that of the diff, so that no id depends on the arity.
         """
-        columns = [_numbered(pa.field(field.name, field.arrow_type), field.id) for field in self.fields]
+        columns = [_with_field_id(pa.field(field.name, field.arrow_type), field.id) for field in self.fields]
         for i, name in enumerate(self.time_names):
-            columns.append(_numbered(pa.field(name, pa.int64(), nullable=False), SYSTEM_IDS + 1 + i))
-        columns.append(_numbered(pa.field(DIFF, pa.int64(), nullable=False), SYSTEM_IDS))
+            columns.append(_with_field_id(pa.field(name, pa.int64(), nullable=False), SYSTEM_IDS + 1 + i))
+        columns.append(_with_field_id(pa.field(DIFF, pa.int64(), nullable=False), SYSTEM_IDS))
         return pa.schema(columns)
 
     def field(self, name: str) -> Field:
@@ -284,7 +284,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """Decode stored bytes with every check; raise a CorruptionError if they are no schema."""
         if type(data) is not bytes:
             raise UsageError(f"{type(data).__name__} is not bytes to decode")
-        return _decoded(data)
+        return _decode_schema(data)
 
     def _with(self, changed: Field) -> Schema:
         fields = tuple(changed if field.id == changed.id else field for field in self.fields)
@@ -326,11 +326,15 @@ def _schema(pairs: Sequence[tuple[str, TypeLike]], key: Sequence[str], cluster: 
             raise UsageError(f"column {short_repr(name)}: {error}") from None
     ids = {field.name: field.id for field in fields}
     return Schema(
-        tuple(fields), _chosen("key", key, ids), _chosen("cluster", cluster, ids), arity, next_id=len(fields) + 1
+        tuple(fields),
+        _ids_of_names("key", key, ids),
+        _ids_of_names("cluster", cluster, ids),
+        arity,
+        next_id=len(fields) + 1,
     )
 
 
-def _chosen(what: str, names: Sequence[str], ids: dict[str, int]) -> tuple[int, ...]:
+def _ids_of_names(what: str, names: Sequence[str], ids: dict[str, int]) -> tuple[int, ...]:
     """Return the ids of the columns that a caller named."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise UsageError(f"{what} must be a list of names of columns, not {short_repr(names)}")
@@ -340,7 +344,7 @@ def _chosen(what: str, names: Sequence[str], ids: dict[str, int]) -> tuple[int, 
     return tuple(ids[name] for name in names)
 
 
-def _numbered(field: pa.Field, number: int) -> pa.Field:
+def _with_field_id(field: pa.Field, number: int) -> pa.Field:
     return field.with_metadata({b"PARQUET:field_id": str(number).encode()})
 
 
@@ -349,7 +353,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Schema)
 
 
 @lru_cache(maxsize=256)
-def _decoded(data: bytes) -> Schema:
+def _decode_schema(data: bytes) -> Schema:
     if len(data) > SCHEMA_BYTES_MAX:
         raise CorruptionError(f"a stored schema has {len(data)} bytes, more than {SCHEMA_BYTES_MAX}")
     try:

@@ -240,13 +240,13 @@ class _Parser:
             numbers = self._match(_NUMBERS)
             return decimal_of(int(numbers[1]), int(numbers[2] or 0))
         if name == "timestamp":
-            return self._zoned() if self._taken("[") else self._timestamp
-        if name in _LISTS and self._taken("<"):
+            return self._parse_zone() if self._skip_sign("[") else self._timestamp
+        if name in _LISTS and self._skip_sign("<"):
             self._skip(_ARROW_ITEM)
             inside = self._type(depth + 1)
             self._expect(">")
             return pa.list_(inside)
-        if name == "struct" and self._taken("<"):
+        if name == "struct" and self._skip_sign("<"):
             fields = self._fields(depth)
             self._expect(">")
             return struct_of(fields)
@@ -256,7 +256,7 @@ class _Parser:
             self._skip(_ARROW_DATE)
         return NAMES[name]
 
-    def _zoned(self) -> pa.DataType:
+    def _parse_zone(self) -> pa.DataType:
         """Read the rest of a timestamp with a zone, or as Arrow prints it: the unit, and perhaps a zone."""
         end = self.text.find("]", self.at)
         if end < 0:
@@ -270,7 +270,7 @@ class _Parser:
     def _fields(self, depth: int) -> list[tuple[str, pa.DataType]]:
         """Read names with types, with a colon or a space between the two, and a comma after each."""
         fields: list[tuple[str, pa.DataType]] = []
-        while not fields or self._taken(","):
+        while not fields or self._skip_sign(","):
             self._space()
             quoted = _QUOTED.match(self.text, self.at)
             if quoted:
@@ -278,7 +278,7 @@ class _Parser:
                 name = quoted[2].replace("``", "`") if quoted[1] is None else quoted[1].replace('""', '"')
             else:
                 name = self._match(WORD).group()
-            self._taken(":")
+            self._skip_sign(":")
             fields.append((name, self._type(depth + 1)))
             self._skip(_NOT_NULL)
         return fields
@@ -299,12 +299,12 @@ class _Parser:
         if found is not None:
             self.at = found.end()
 
-    def _taken(self, sign: str) -> bool:
+    def _skip_sign(self, sign: str) -> bool:
         self._space()
         taken = self.text.startswith(sign, self.at)
         self.at += taken
         return taken
 
     def _expect(self, sign: str) -> None:
-        if not self._taken(sign):
+        if not self._skip_sign(sign):
             raise unknown_type(self.text)

@@ -184,10 +184,10 @@ def _text(given: pa.DataType) -> str:
         return f"decimal({given.precision},{given.scale})"
     if pa.types.is_list(given):
         return f"list<{_text(given.value_type)}>"
-    return f"struct<{','.join(f'{_quoted(field.name)}:{_text(field.type)}' for field in given)}>"
+    return f"struct<{','.join(f'{_quote(field.name)}:{_text(field.type)}' for field in given)}>"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     # ASCII on purpose: the set of other letters depends on the Unicode table of the interpreter.
     return name if WORD.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 

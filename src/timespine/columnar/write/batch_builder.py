@@ -121,7 +121,7 @@ class BatchBuilder:
         target = self._target
         limit = target.config.inline_part_bytes
         describe = partial(describe_inline, schema=target.schema, collection=target.collection, config=target.config)
-        runs = self._writer.finish(InlineRule(limit, lambda: limit, describe))
+        runs = self._writer.finish(InlineRule(limit, limit, describe))
         self._phase = _Phase.FINISHED
         batch = HollowBatch(Description(self.lower, upper, self.since), rows_in(runs), runs)
         if batch.inline_bytes:

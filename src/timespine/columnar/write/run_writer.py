@@ -221,14 +221,14 @@ class RunWriter:
         if self._has_hidden and top:
             top = [self._put_list(top)]
         self._uploads.drain()
-        return tuple(stored.part for each in top if (stored := self._stored(each)) is not None)
+        return tuple(stored.part for each in top if (stored := self._wait_stored(each)) is not None)
 
     def _put_list(self, children: list[Upload | StoredPart]) -> Upload:
         """Begin to upload a list of parts. Wait for the parts, since the list contains their statistics."""
-        stored = [each for child in children if (each := self._stored(child)) is not None]
+        stored = [each for child in children if (each := self._wait_stored(child)) is not None]
         name = self._fresh("h")
         self._list_keys.append(self._target.key(name))
         return self._uploads.start(partial(self._target.send_list, name, stored))
 
-    def _stored(self, part: Upload | StoredPart) -> StoredPart | None:
+    def _wait_stored(self, part: Upload | StoredPart) -> StoredPart | None:
         return part if isinstance(part, StoredPart) else self._uploads.wait(part)

@@ -204,7 +204,7 @@ class Uploads:
         return future
 
     def wait(self, future: Upload) -> StoredPart | None:
-        """The outcome of some work; a stall if it is not there yet."""
+        """Return the outcome of some work; a stall if it is not there yet."""
         if not future.done():
             began = self._clock()
             _failure(future)

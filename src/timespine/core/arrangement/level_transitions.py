@@ -22,7 +22,7 @@ from timespine.core.arrangement.levels import (
 )
 from timespine.core.arrangement.memory_pressure import Resources, has_space, spills_output
 from timespine.core.arrangement.merge_fuel import next_average
-from timespine.errors import StoreClosed, UsageError
+from timespine.errors import NoSpace, StoreClosed, UsageError
 from timespine.model.frontier import Frontier
 
 
@@ -144,7 +144,8 @@ def withdraw_compaction(levels: SpineLevels[B]) -> tuple[SpineLevels[B], None]:
 def start_compaction(levels: SpineLevels[B], resources: Resources) -> tuple[SpineLevels[B], MergePlan[B] | None]:
     """Begin to merge everything, from the smallest level up, and at most `merge_max` batches; None if others merge.
 
-    The caller has requested it. If all batches are inputs, the request is answered, and levels merge on beside it.
+    The caller has requested it. If all batches are inputs, the request is answered, and levels merge on beside it. An
+    output that goes to disk needs space there: without it, it stays in memory, or is a NoSpace if memory is short too.
     """
     if levels.is_closing:
         raise StoreClosed("this spine is closed: nothing can be merged")
@@ -154,7 +155,12 @@ def start_compaction(levels: SpineLevels[B], resources: Resources) -> tuple[Spin
     for slot in levels.slots:
         slots.append(slot.take(levels.rules.merge_max - len(inputs), MergeStatus.COMPACTING))
         inputs += slots[-1].compacting
-    to_disk = spills_output(resources, sum(batch.nbytes for batch in inputs))
+    nbytes = sum(batch.nbytes for batch in inputs)
+    to_disk = spills_output(resources, nbytes)
+    if to_disk and not has_space(resources, nbytes):
+        if resources.pressure > 0:
+            raise NoSpace(f"a merge of {nbytes} bytes was not begun: memory is short, and the disk has no space for it")
+        to_disk = False
     is_whole = len(inputs) == count(levels)
     begun = replace(levels, slots=tuple(slots), compactions=levels.compactions - is_whole)
     return begun, MergePlan(tuple(inputs), to_disk, levels.since, is_whole)
@@ -188,6 +194,11 @@ def fork(levels: SpineLevels[B]) -> SpineLevels[B]:
     """Return a state of its own with the same batches. Nothing merges in it, and no file is its own."""
     slots = tuple(LevelSlot(tuple((batch, MergeStatus.LOOSE) for batch in slot.batches)) for slot in levels.slots)
     return replace(SpineLevels(levels.rules, slots, since=levels.since, upper=levels.upper), average=levels.average)
+
+
+def disown_files(levels: SpineLevels[B]) -> tuple[SpineLevels[B], None]:
+    """Give up the folder: no file is this spine's own, and none is deleted."""
+    return replace(levels, files=spine_files.SpineFiles()), None
 
 
 def look(levels: SpineLevels[B]) -> tuple[SpineLevels[B], SpineLevels[B]]:

@@ -97,3 +97,15 @@ def restored(
         slots[level] = slots[level].add(batch)
     files = SpineFiles(frozenset(name for manifest in manifests for name in manifest.files), manifests)
     return SpineLevels(rules, tuple(slots), is_dirty=is_dirty, since=since, upper=upper, files=files)
+
+
+def begun_anew(rules: LevelRules, numbers: tuple[int, ...], names: tuple[str, ...]) -> SpineLevels[B]:
+    """Return an empty state in a folder whose checkpoints are of no use: a misfit, or damaged.
+
+    The newest stays for those that read it, until two newer ones are confirmed. What it names is not known, so all
+    files stay as long.
+    """
+    newest = tuple(Manifest(number, names) for number in numbers[:1])
+    owned = frozenset(names if newest else ())
+    files = SpineFiles(owned, newest, dropped_manifests=numbers[1:], garbage=() if newest else names)
+    return SpineLevels(rules, files=files)

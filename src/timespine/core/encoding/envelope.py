@@ -54,7 +54,7 @@ BYTES_MAX = {kind: STATE_BYTES_MAX if kind is EnvelopeKind.STATE else ENTRY_BYTE
 """The most bytes of an envelope, its header included."""
 
 
-NEWEST = {EnvelopeKind.CATALOG: 2}
+NEWEST = {EnvelopeKind.CATALOG: 3}
 """The newest versions that this code reads, of kinds that have several."""
 
 

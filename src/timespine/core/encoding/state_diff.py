@@ -96,6 +96,8 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """expired history that may still be stored: the new record, or an empty tuple if there is none now"""
     q: tuple[Turn, ...] | None = None
     """the turn that a change claimed: the new record, or an empty tuple if there is none now"""
+    k: int | None = None
+    """when the commit was made, by the clock of its process; no part of the state: a restore by time needs it"""
 
 
 VALUES = (
@@ -158,7 +160,7 @@ def apply_diff(old: State, change: StateDiff) -> State:
         raise CorruptionError(f"a diff forgets {change.f} lines of {len(old.history)}")
     try:
         _check_shape(change, old.arity)
-        new = _applied(old, change)
+        new = _apply(old, change)
     except UsageError as error:
         raise CorruptionError(f"a diff to state {change.n} does not fit: {error}") from error
     if not (old.upper <= new.upper and old.since <= new.since and new.trace.upper <= new.upper):
@@ -177,7 +179,7 @@ def _check_shape(change: StateDiff, arity: int) -> None:
         check_hollow(change.t.a.values(), arity)
 
 
-def _applied(old: State, change: StateDiff) -> State:
+def _apply(old: State, change: StateDiff) -> State:
     new: dict[str, Any] = {"seqno": change.n}
     for name, short in VALUES:
         if (value := getattr(change, short)) is not None:

@@ -42,7 +42,16 @@ from timespine.core.transitions import (
     TurnTaken,
     apply,
 )
-from timespine.errors import BatchAlreadyCommitted, Determinate, Fenced, Indeterminate, TimespineError, Unavailable
+from timespine.errors import (
+    BatchAlreadyCommitted,
+    ClosedError,
+    Determinate,
+    Fenced,
+    Indeterminate,
+    StoreFenced,
+    TimespineError,
+    Unavailable,
+)
 
 Replies = tuple[Answers | Refused, ...]
 
@@ -166,11 +175,12 @@ def commit_group(session: Session, group: Group, extra_writes: ExtraWrites = ())
             continue
         if not judged.changed:
             return judged.replies
-        entries = (_entry(states[name], state) for name, state in judged.changed.items())
+        entries = (_entry(states[name], state, now_ms) for name, state in judged.changed.items())
         sent = InDoubt(group, judged, (*extra_writes, *entries))
         lost = yield from _store(session, sent)
         if lost is None:
             return judged.replies
+        _refuse_removed(states, lost)
         states, is_in = yield from _read_after_loss(session, sent, states)
         if is_in:
             return judged.replies
@@ -196,7 +206,10 @@ def resolve(session: Session) -> Protocol[bool | None]:
     reason = ""
     for attempt in range(session.config.storage_attempts):
         try:
-            mismatch = yield CompareAndSet(frozen.writes)
+            try:
+                mismatch = yield CompareAndSet(frozen.writes)
+            except StoreFenced:
+                mismatch = {}  # it cannot be sent again, and may be in
             if mismatch is None:
                 _remember_states(session, frozen.judged)
                 happened = True
@@ -244,6 +257,13 @@ def _store(session: Session, sent: InDoubt) -> Protocol[Mapping[str, int | None]
     return mismatch
 
 
+def _refuse_removed(states: Mapping[str, State], lost: Mapping[str, int | None]) -> None:
+    """Raise ClosedError if the log of a collection is gone: it was dropped, and maintenance has purged it."""
+    for name, head in lost.items():
+        if head is None and name in states and states[name].seqno != SEQNO_NOT_CREATED:
+            raise ClosedError(f"collection {name} is not there: it was dropped, or never created")
+
+
 def _read_after_loss(
     session: Session, sent: InDoubt, states: dict[str, State]
 ) -> Protocol[tuple[dict[str, State], bool]]:
@@ -264,11 +284,11 @@ def _read_after_loss(
     return newest, is_in
 
 
-def _entry(old: State, new: State) -> tuple[str, int | None, bytes]:
-    """Encode what a commit stores of one collection: a diff, or the whole state of a new one."""
+def _entry(old: State, new: State, now_ms: int) -> tuple[str, int | None, bytes]:
+    """Encode what a commit stores of one collection: a diff with its time, or the whole state of a new one."""
     if old.seqno == SEQNO_NOT_CREATED:
         return old.collection, None, encode_state(new)
-    return old.collection, old.seqno, encode_diff(diff(old, new))
+    return old.collection, old.seqno, encode_diff(msgspec.structs.replace(diff(old, new), k=now_ms))
 
 
 def _is_in(session: Session, sent: InDoubt, states: Mapping[str, State]) -> Protocol[bool]:

@@ -8,6 +8,11 @@ blobs that only states older than `base` refer to are unreachable for ever:
 Maintenance deletes it and then cuts the log below `base`, in that order: after a
 crash in between, the next collection computes the same garbage from the log.
 
+A store may keep what it deletes for a time (`keep_ms`). Then `base` is also older than
+that: the log from there on, and every blob that a state since then referred to, stay, so
+that each of these states can be restored. Rollups before `base` are deleted at once, as
+nothing can begin with them once the log is cut.
+
 `sweep`: a blob that no live state refers to, of a writer that is not registered,
 can never be committed: such commits are refused. So maintenance deletes it.
 """
@@ -17,15 +22,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from timespine.core.batch import Part
-from timespine.core.effects import DeleteBlobs, GetBlob, ListBlobs, Protocol, Scan, Truncate
+from timespine.core.effects import DeleteBlobs, GetBlob, ListBlobs, Now, Protocol, Scan, Truncate
 from timespine.core.encoding.codec import decode_run, decode_state
 from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
-from timespine.core.encoding.state_diff import StateDiff
+from timespine.core.group import Refused
+from timespine.core.maintenance_policy import excess_rollups, is_kept_long_enough
 from timespine.core.protocols.commit import commit
-from timespine.core.protocols.load_state import Entries, diffs_of, refresh_state
+from timespine.core.protocols.load_state import Entries, diffs_of, refresh_state, states_of
 from timespine.core.protocols.session import Session, retry
 from timespine.core.state import State
-from timespine.core.transitions import RemoveRollups
+from timespine.core.transitions import RemoveRollups, ThinRollups
 from timespine.errors import UsageError, short_repr
 from timespine.ids import is_blob_key, parse_blob_key
 
@@ -37,14 +43,31 @@ class ForeignBlob(UsageError):
     """An object below the prefix of a collection has a name that no writer gives. Nothing was deleted."""
 
 
-def collect_garbage(session: Session, collection: str) -> Protocol[int]:
-    """Delete the blobs that only old states refer to, and cut the log; return how many were deleted."""
+def collect_garbage(session: Session, collection: str, keep_ms: int = 0) -> Protocol[int]:
+    """Delete the blobs that only old states refer to, and cut the log; return how many were deleted.
+
+    With `keep_ms`, keep everything that a state of the last `keep_ms` milliseconds refers to.
+    """
     state = yield from refresh_state(session, collection)
     if state is None:
         return 0
-    base = max((seqno for seqno in state.rollups if seqno <= state.seqno_since), default=None)
+    thinned = 0
+    if keep_ms:
+        now_ms: int = yield Now()
+        thinned = yield from delete_excess_rollups(session, state, now_ms, keep_ms)
+        state = session.state(collection)
+        old = {seqno for seqno, rollup in state.rollups.items() if is_kept_long_enough(rollup, now_ms, keep_ms)}
+    else:
+        old = set(state.rollups)
+    base = max((seqno for seqno in old if seqno <= state.seqno_since), default=None)
     if base is None:
-        return 0
+        return thinned
+    return thinned + (yield from _collect_from(session, state, base, deletes_rollups=keep_ms > 0))
+
+
+def _collect_from(session: Session, state: State, base: int, *, deletes_rollups: bool) -> Protocol[int]:
+    """Delete the blobs that only states before a rollup refer to, and cut the log below it; return how many."""
+    collection = state.collection
     entries: Entries = yield from retry(session, Scan(collection, 0))
     oldest = yield from _oldest_state(session, state, entries)
     newer = yield from _rollup(session, state, base)
@@ -52,19 +75,44 @@ def collect_garbage(session: Session, collection: str) -> Protocol[int]:
         return 0  # another process collects garbage
     if oldest.seqno == base:
         # The log is cut here already. The process that cut it may have died before it removed the rollups.
-        yield from commit(session, collection, RemoveRollups(base))
-        return 0
-    diffs = diffs_of(entries)
+        return (yield from _remove_rollups(session, state, base, deletes_rollups=deletes_rollups))
     past = references(oldest)
-    past.update(_added(change for change in diffs if change.n <= base))
+    past.update(_references_of(entry for entry in entries if entry[0] <= base))
     live = references(newer)
-    live.update(_added(change for change in diffs if change.n > base))
+    live.update(_references_of(entry for entry in entries if entry[0] > base))
     deleted = yield from delete_with_children(session, past, live)
     if deleted is None:
         return 0  # another process collects garbage of later states
     yield from retry(session, Truncate(collection, base + 1))
-    yield from commit(session, collection, RemoveRollups(base))
-    return deleted
+    return deleted + (yield from _remove_rollups(session, state, base, deletes_rollups=deletes_rollups))
+
+
+def _remove_rollups(session: Session, state: State, base: int, *, deletes_rollups: bool) -> Protocol[int]:
+    """Forget the rollups before the one that the log begins after; return how many blobs of them were deleted.
+
+    If the process dies in between, the next collection deletes their blobs: the state of its oldest rollup lists them.
+    """
+    yield from commit(session, state.collection, RemoveRollups(base))
+    left = session.state(state.collection)
+    before = [rollup.key for seqno, rollup in state.rollups.items() if seqno < base and seqno not in left.rollups]
+    if not deletes_rollups:
+        return 0
+    yield from _delete(session, before)
+    if left.forgetting is not None:
+        yield from commit(session, state.collection, RemoveRollups(base, are_deleted=True))
+    return len(before)
+
+
+def delete_excess_rollups(session: Session, state: State, now_ms: int, keep_ms: int) -> Protocol[int]:
+    """Delete rollups that are close to others; return how many. A restore replays more of the log instead."""
+    excess = excess_rollups(state, now_ms, keep_ms)
+    if not excess:
+        return 0
+    replies = yield from commit(session, state.collection, ThinRollups(tuple(excess)))
+    # If the process dies here, the collection of garbage finds them: a diff of the log refers to each.
+    gone: tuple[int, ...] = () if isinstance(replies, Refused) else replies[0]
+    yield from _delete(session, [state.rollups[seqno].key for seqno in gone])
+    return len(gone)
 
 
 def sweep(session: Session, collection: str) -> Protocol[int]:
@@ -88,7 +136,7 @@ def find_orphans(session: Session, collection: str) -> Protocol[list[str]]:
         return []
     live = references(state)
     live.update(references(oldest))
-    live.update(_added(diffs_of(entries)))
+    live.update(_references_of(entries))
     inside, gone = yield from _children(session, live)
     if gone:
         # SUBTLE: another process collects garbage. A part inside of a run that it deleted may also be inside of a
@@ -108,10 +156,17 @@ def references(state: State) -> References:
     return found
 
 
-def _added(diffs: Iterable[StateDiff]) -> References:
-    """Return all blobs that diffs refer to."""
+def _references_of(entries: Iterable[tuple[int, bytes]]) -> References:
+    """Return all blobs that the entries of a log refer to.
+
+    SUBTLE: whole states too. A restore places one that refers to blobs of long ago, which no diff after the base names
+    (tests/core/protocols/test_keep_deleted.py).
+    """
     found: References = {}
-    for change in diffs:
+    listed = list(entries)
+    for state in states_of(listed):
+        found.update(references(state))
+    for change in diffs_of(listed):
         parts: list[Part] = [part for batch in (change.t.a.values() if change.t else ()) for part in batch.parts]
         parts.extend(part for batch in change.y for part in batch.parts)
         found.update((part.key, part.hollow) for part in parts if part.key)

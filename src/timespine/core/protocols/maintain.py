@@ -26,7 +26,6 @@ from timespine.core.transitions import (
     Evict,
     ExpireLeases,
     ExpireWriter,
-    Finalize,
     RegisterWriter,
     Trim,
 )
@@ -49,15 +48,15 @@ def merge_once(
     that the sweep removes its blobs if it dies, and so that a late result cannot pass for a new one.
     """
     state = yield from refresh_state(session, collection)
-    request = _unclaimed(state, id, (yield Now())) if state is not None else None
+    request = _find_unclaimed(state, id, (yield Now())) if state is not None else None
     if request is None:
         return None
-    unchanged = _unchanged(request)
+    unchanged = _batch_if_unchanged(request)
     if unchanged is not None:
         # SUBTLE: declare all of it as passed through. It may be a part of this session's own writer, which would
         # pass for a new one after another merge has dropped it (test_garbage_policy.py).
         offer = ApplyMerge(unchanged, session.writer, passed=tuple(unchanged.keys))
-        return (yield from _applied(session, collection, offer))
+        return (yield from _offer_result(session, collection, offer))
     writer: str = yield FreshId("m")
     register = RegisterWriter(writer, session.config.writer_lease_ms)
     claim = ClaimMerge(request.id, writer, session.config.claim_ms)
@@ -68,7 +67,7 @@ def merge_once(
     return (yield from _merge_as(session, collection, request, writer))
 
 
-def _unchanged(request: MergeRequest) -> HollowBatch | None:
+def _batch_if_unchanged(request: MergeRequest) -> HollowBatch | None:
     """Return the batch of a merge that would move no row: one sorted run beside empty batches, with no time to advance.
 
     So sealing an idle collection, which adds empty batches, never rewrites a row.
@@ -82,7 +81,7 @@ def _unchanged(request: MergeRequest) -> HollowBatch | None:
     return HollowBatch(desc, only.len, only.runs)
 
 
-def _applied(session: Session, collection: str, offer: ApplyMerge) -> Protocol[MergeApplication | None]:
+def _offer_result(session: Session, collection: str, offer: ApplyMerge) -> Protocol[MergeApplication | None]:
     """Offer a result without new blobs."""
     replies = yield from commit(session, collection, offer)
     if isinstance(replies, Refused):
@@ -124,11 +123,11 @@ def _merge_as(
         applied: MergeApplication = replies[0]
         return applied
     session.count("merges dropped")
-    yield from _deleted(session, output.batch, writer)
+    yield from _delete_orphans(session, output.batch, writer)
     return None if isinstance(replies, Refused) else replies[0]
 
 
-def _deleted(session: Session, output: HollowBatch, writer: str) -> Protocol[None]:
+def _delete_orphans(session: Session, output: HollowBatch, writer: str) -> Protocol[None]:
     """Delete the orphaned blobs of a writer."""
     listed = {part.key: part.hollow for part in output.parts if part.key}
     try:
@@ -137,7 +136,7 @@ def _deleted(session: Session, output: HollowBatch, writer: str) -> Protocol[Non
         session.count("left to the sweep", sum(key.split("/")[1] == writer for key in listed))
 
 
-def _unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRequest | None:
+def _find_unclaimed(state: State, id: tuple[int, int] | None, now_ms: int) -> MergeRequest | None:
     """Return the smallest request without a claim, or the one with that id if no process works on it."""
     free = []
     for request in state.trace.requests():
@@ -236,14 +235,8 @@ def rewrite_unsealed(session: Session, collection: str, seqno: int) -> Protocol[
         return True
     if isinstance(replies, Refused):
         yield from commit(session, collection, ExpireWriter(writer))
-    yield from _deleted(session, output.batch, writer)
+    yield from _delete_orphans(session, output.batch, writer)
     return False
-
-
-def finalize_if_released(session: Session, collection: str) -> Protocol[bool]:
-    """Turn a closed and released collection into a tombstone; return whether it is one."""
-    replies = yield from commit(session, collection, Finalize())
-    return not isinstance(replies, Refused)
 
 
 def delete_unreferenced(session: Session, keys: tuple[str, ...]) -> Protocol[None]:

@@ -18,6 +18,7 @@ from timespine.core.effects import (
     DeleteFiles,
     DropMerge,
     FinishMerge,
+    KeptFiles,
     MeasureResources,
     MergeSlice,
     MergeTurn,
@@ -292,7 +293,9 @@ def delete_garbage() -> Protocol[None]:
     names, manifests = levels.files.garbage, levels.files.dropped_manifests
     if names or manifests:
         try:
-            yield DeleteFiles(manifests, names)
+            kept = (yield DeleteFiles(manifests, names)) or KeptFiles()
         except Unavailable:
             return
+        names = tuple(name for name in names if name not in kept.names)
+        manifests = tuple(number for number in manifests if number not in kept.manifests)
         yield Swap(partial(save_transitions.forget_deleted_files, names=names, manifests=manifests))

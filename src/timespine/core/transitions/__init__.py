@@ -2,15 +2,13 @@
 
 `apply` is the one entry point: it finds the function, and turns a UsageError about
 the command's own arguments into a refusal like any other, so that no command can
-affect the others of its group.
+affect the others of its group. The types of its arguments were checked when it was made (`command`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from timespine.core.state import Commit, NoOp, State, Status
 from timespine.core.transitions.append import (
@@ -25,15 +23,18 @@ from timespine.core.transitions.append import (
     append_next,
     compare_and_append,
 )
+from timespine.core.transitions.command import Command
 from timespine.core.transitions.lifecycle import (
     AddRollup,
     AddSchema,
     Finalize,
     RemoveRollups,
+    ThinRollups,
     add_rollup,
     add_schema,
     finalize,
     remove_rollups,
+    thin_rollups,
 )
 from timespine.core.transitions.merges import (
     ApplyMerge,
@@ -90,10 +91,7 @@ from timespine.core.transitions.writers import (
 )
 from timespine.errors import ClosedError, UsageError, short_repr
 
-Command = Any
-"""One of the keys of TRANSITIONS."""
-
-TRANSITIONS: dict[type, Callable[[State, Any, int], Commit[Any] | NoOp[Any]]] = {
+TRANSITIONS: dict[type[Command], Callable[[State, Any, int], Commit[Any] | NoOp[Any]]] = {
     AddRollup: add_rollup,
     AddSchema: add_schema,
     AdvanceUpper: advance_upper,
@@ -128,21 +126,14 @@ TRANSITIONS: dict[type, Callable[[State, Any, int], Commit[Any] | NoOp[Any]]] = 
     Retain: retain,
     RollUpAll: roll_up_all,
     Seal: seal,
+    ThinRollups: thin_rollups,
     Trim: trim,
     Write: write,
 }
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
-    command: msgspec.msgpack.Decoder(command) for command in TRANSITIONS
-}
-
 NOW_MAX = 1 << 52
 """The latest clock, in milliseconds since 1970: the year 144,683."""
-
-COMMAND_BYTES_MAX = 16 << 20
-"""The most bytes of one command: several of them still fit one entry of the log, so none spoils the group of others."""
 
 ON_TOMBSTONES = frozenset(
     {
@@ -158,6 +149,7 @@ ON_TOMBSTONES = frozenset(
         RegisterWriter,
         ReleaseHold,
         RemoveRollups,
+        ThinRollups,
     }
 )
 """The commands that a finalized collection accepts: the end of leases, and the rollups that let its log go."""
@@ -173,26 +165,9 @@ def apply(state: State, command: Command, now_ms: int) -> Commit[Any] | NoOp[Any
     if state.status is Status.FINALIZED and type(command) not in ON_TOMBSTONES:
         return NoOp(ClosedError(f"collection {state.collection} is finalized"))
     try:
-        return transition(state, check_command(command), now_ms)
+        return transition(state, command, now_ms)
     except UsageError as error:
         return NoOp(error)
-
-
-def check_command(command: Command) -> Command:
-    """Return the command as storage would give it back; raise UsageError if it could not.
-
-    A command is not checked when it is made, so it is here: one that could be stored and never be read again must not
-    get any further.
-    """
-    try:
-        encoded = _ENCODER.encode(command)
-        if len(encoded) > COMMAND_BYTES_MAX:
-            raise UsageError(f"{type(command).__name__} of {len(encoded)} bytes is over {COMMAND_BYTES_MAX}")
-        return _DECODERS[type(command)].decode(encoded)
-    except UsageError:
-        raise
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{type(command).__name__} cannot be stored: {error}") from error
 
 
 __all__ = [
@@ -237,6 +212,7 @@ __all__ = [
     "Retain",
     "RollUpAll",
     "Seal",
+    "ThinRollups",
     "Trim",
     "TurnTaken",
     "Write",

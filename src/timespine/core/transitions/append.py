@@ -13,6 +13,7 @@ from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Run
 from timespine.core.encoding.validate import check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
+from timespine.core.transitions.command import Command
 from timespine.core.transitions.trace_push import drained_runs, push_batch, remember, rewrite_batch, truncate_batch
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import (
@@ -28,7 +29,7 @@ from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX, check_time
 
 
-class CompareAndAppend(msgspec.Struct, frozen=True, array_like=True):
+class CompareAndAppend(Command, frozen=True, array_like=True):
     """Append batches for [expected_upper, new_upper), if the upper is the expected one."""
 
     batches: tuple[HollowBatch, ...]
@@ -43,7 +44,7 @@ class CompareAndAppend(msgspec.Struct, frozen=True, array_like=True):
     """The newest schema, if the caller checked that rows of older schemas lose nothing under it."""
 
 
-class Append(msgspec.Struct, frozen=True, array_like=True):
+class Append(Command, frozen=True, array_like=True):
     """Append a batch that other writers may append too, with the same updates: those that are there already are cut
     off."""
 
@@ -52,7 +53,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True):
     """The newest schema, if the caller checked that rows of older schemas lose nothing under it."""
 
 
-class AppendNext(msgspec.Struct, frozen=True, array_like=True):
+class AppendNext(Command, frozen=True, array_like=True):
     """Append a batch whose updates have one time: at that time, or at the next free time if it is sealed.
 
     With `time = max(at, upper)`, every update counts from `time` on, and the new upper is right after it. The command
@@ -80,7 +81,7 @@ class AppendNextResult(msgspec.Struct, frozen=True):
     """The upper after it."""
 
 
-class AdvanceUpper(msgspec.Struct, frozen=True, array_like=True):
+class AdvanceUpper(Command, frozen=True, array_like=True):
     """Complete all times before `upper`. Going back is no error, and does nothing."""
 
     upper: Frontier

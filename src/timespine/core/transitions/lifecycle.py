@@ -9,6 +9,7 @@ from timespine.core.spine import rope as ropes
 from timespine.core.spine.layers import Layer, SpineBatch
 from timespine.core.spine.spine import Spine
 from timespine.core.state import Commit, Forgetting, NoOp, Rollup, State, Status
+from timespine.core.transitions.command import Command
 from timespine.core.transitions.writers import refuse_unregistered
 from timespine.errors import CollectionInUse, SchemaConflict, TimespineError, UsageError
 from timespine.model.description import Description
@@ -21,7 +22,7 @@ SCHEMA_BYTES_MAX = 256 * 1024
 """The most bytes of one schema."""
 
 
-class AddRollup(msgspec.Struct, frozen=True, array_like=True):
+class AddRollup(Command, frozen=True, array_like=True):
     """Record where the whole state as of a sequence number is."""
 
     seqno: Count
@@ -34,20 +35,28 @@ class AddRollup(msgspec.Struct, frozen=True, array_like=True):
     """The flag about expired history: see `Rollup`."""
 
 
-class RemoveRollups(msgspec.Struct, frozen=True, array_like=True):
+class RemoveRollups(Command, frozen=True, array_like=True):
     """Forget rollups before the one that the log now begins after: their garbage is deleted."""
 
     below: int
+    are_deleted: bool = False
+    """Whether the blobs of the rollups before it are deleted too."""
 
 
-class AddSchema(msgspec.Struct, frozen=True, array_like=True):
+class ThinRollups(Command, frozen=True, array_like=True):
+    """Forget some rollups between others. The log still has all diffs between the oldest and the newest."""
+
+    seqnos: tuple[Count, ...]
+
+
+class AddSchema(Command, frozen=True, array_like=True):
     """Add a schema, if the newest one is still the expected one (None: there is none)."""
 
     expected: int | None
     schema: bytes
 
 
-class Finalize(msgspec.Struct, frozen=True, array_like=True):
+class Finalize(Command, frozen=True, array_like=True):
     """Turn a closed and released collection into a tombstone."""
 
 
@@ -62,7 +71,7 @@ def add_rollup(state: State, command: AddRollup, now_ms: int) -> Commit[bool] | 
         return NoOp(False)
     if command.dropped_bytes > state.totals.dropped_bytes:
         return NoOp(UsageError(f"rollup {command.seqno} counts more dropped bytes than there were"))
-    rollup = Rollup(command.key, command.size, command.dropped_bytes, command.rewritten_ms, command.is_last)
+    rollup = Rollup(command.key, command.size, command.dropped_bytes, command.rewritten_ms, command.is_last, now_ms)
     totals = state.totals.plus(rollup_bytes=command.size)
     return Commit(msgspec.structs.replace(state, rollups={**state.rollups, command.seqno: rollup}, totals=totals), True)
 
@@ -79,24 +88,36 @@ def remove_rollups(state: State, command: RemoveRollups, now_ms: int) -> Commit[
     gone = len(state.rollups) - len(kept)
     base = state.rollups.get(command.below)
     collected = max(base.dropped_bytes - state.totals.collected_bytes, 0) if base is not None else 0
-    forgetting = _forgotten(state.forgetting, command.below, base)
+    forgetting = _left_to_forget(state.forgetting, command, base)
     if not gone and not collected and forgetting is state.forgetting:
         return NoOp(0)
     totals = state.totals.plus(collected_bytes=collected)
     return Commit(msgspec.structs.replace(state, rollups=kept, totals=totals, forgetting=forgetting), gone)
 
 
-def _forgotten(known: Forgetting | None, seqno: int, base: Rollup | None) -> Forgetting | None:
+def thin_rollups(state: State, command: ThinRollups, now_ms: int) -> Commit[tuple[int, ...]] | NoOp[tuple[int, ...]]:
+    """Drop rollups that are neither the oldest, nor the newest, nor held by a reader; reply which."""
+    seqnos = sorted(state.rollups)
+    needed = max((seqno for seqno in seqnos if seqno <= state.seqno_since), default=None)
+    # SUBTLE: not the oldest. Garbage is what states since the oldest rollup referred to (test_keep_deleted.py).
+    gone = {*command.seqnos} & {*seqnos[1:-1]} - {needed}
+    if not gone:
+        return NoOp(())
+    kept = {seqno: rollup for seqno, rollup in state.rollups.items() if seqno not in gone}
+    return Commit(msgspec.structs.replace(state, rollups=kept), tuple(sorted(gone)))
+
+
+def _left_to_forget(known: Forgetting | None, command: RemoveRollups, base: Rollup | None) -> Forgetting | None:
     """Return the history that is still to be forgotten after a garbage collection from a rollup.
 
     SUBTLE: a rollup may be of an earlier rewrite, and tell nothing about this one (test_garbage_policy.py).
     """
     if known is None or known.asked_ms is None or base is None or base.rewritten_ms != known.asked_ms:
         return known
-    if base.is_last:
+    if base.is_last or command.are_deleted:
         # History that expired later gets its own deadline, counted from here: so there is one rewrite per deadline.
         return Forgetting(known.asked_ms) if known.moved else None
-    return msgspec.structs.replace(known, clean=seqno) if known.clean is None else known
+    return msgspec.structs.replace(known, clean=command.below) if known.clean is None else known
 
 
 def add_schema(state: State, command: AddSchema, now_ms: int) -> Commit[int] | NoOp[int | SchemaConflict | UsageError]:

@@ -11,13 +11,14 @@ from timespine.core.spine.merge_result import MergeApplication, apply_merge_resu
 from timespine.core.spine.spine import Spine
 from timespine.core.state import Claim, Commit, NoOp, State
 from timespine.core.totals import Totals
+from timespine.core.transitions.command import Command
 from timespine.core.transitions.trace_push import with_live_claims
 from timespine.core.transitions.writers import check_term, refuse_unregistered
 from timespine.errors import Fenced, InlineBudgetExceeded, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 
 
-class ClaimMerge(msgspec.Struct, frozen=True, array_like=True):
+class ClaimMerge(Command, frozen=True, array_like=True):
     """Claim the merge of a fueled batch."""
 
     id: tuple[int, int]
@@ -25,7 +26,7 @@ class ClaimMerge(msgspec.Struct, frozen=True, array_like=True):
     term_ms: int
 
 
-class ApplyMerge(msgspec.Struct, frozen=True, array_like=True):
+class ApplyMerge(Command, frozen=True, array_like=True):
     """Offer a merge result. Its new blobs are those of one writer, registered for this merge alone."""
 
     output: HollowBatch
@@ -41,13 +42,13 @@ class ApplyMerge(msgspec.Struct, frozen=True, array_like=True):
     """The duration of the merge, in milliseconds."""
 
 
-class Exert(msgspec.Struct, frozen=True, array_like=True):
+class Exert(Command, frozen=True, array_like=True):
     """Spend fuel on an idle trace."""
 
     fuel: int
 
 
-class Refresh(msgspec.Struct, frozen=True, array_like=True):
+class Refresh(Command, frozen=True, array_like=True):
     """Request another merge of a merged batch by itself, up to since."""
 
     id: tuple[int, int]
@@ -55,7 +56,7 @@ class Refresh(msgspec.Struct, frozen=True, array_like=True):
     """Whether maintenance asks on its own account: refused if its budget is spent (`Totals.extra_rows`)."""
 
 
-class RollUpAll(msgspec.Struct, frozen=True, array_like=True):
+class RollUpAll(Command, frozen=True, array_like=True):
     """Request one run of everything, or of everything from some insertion on."""
 
     lo: Count = 0
@@ -63,7 +64,7 @@ class RollUpAll(msgspec.Struct, frozen=True, array_like=True):
     """Whether maintenance asks on its own account: refused if its budget is spent (`Totals.extra_rows`)."""
 
 
-class Forget(msgspec.Struct, frozen=True, array_like=True):
+class Forget(Command, frozen=True, array_like=True):
     """Request a rewrite of the batches that may hold expired history, from some insertion on: its deadline has passed.
 
     None: no batch can hold any. Then at most garbage does, and without garbage there is nothing to do.

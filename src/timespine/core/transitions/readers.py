@@ -10,13 +10,14 @@ from __future__ import annotations
 import msgspec
 
 from timespine.core.state import Commit, HoldRecord, NoOp, Reader, State, settle_since
+from timespine.core.transitions.command import Command
 from timespine.core.transitions.writers import check_term, extend, without
 from timespine.errors import Fenced, LeaseExpired, UsageError
 from timespine.ids import check_segment
 from timespine.model.frontier import Frontier, check_arity_of
 
 
-class RegisterReader(msgspec.Struct, frozen=True, array_like=True):
+class RegisterReader(Command, frozen=True, array_like=True):
     """Take a lease on history from `since` on (from the collection's since if None)."""
 
     reader: str
@@ -24,7 +25,7 @@ class RegisterReader(msgspec.Struct, frozen=True, array_like=True):
     term_ms: int
 
 
-class DowngradeReader(msgspec.Struct, frozen=True, array_like=True):
+class DowngradeReader(Command, frozen=True, array_like=True):
     """Release history before `since` and states before `seqno`, and keep the lease alive."""
 
     reader: str
@@ -32,13 +33,13 @@ class DowngradeReader(msgspec.Struct, frozen=True, array_like=True):
     seqno: int | None
 
 
-class ExpireReader(msgspec.Struct, frozen=True, array_like=True):
+class ExpireReader(Command, frozen=True, array_like=True):
     """Release the lease."""
 
     reader: str
 
 
-class RegisterHold(msgspec.Struct, frozen=True, array_like=True):
+class RegisterHold(Command, frozen=True, array_like=True):
     """Take a critical hold from `since` on. It stays until its owner releases it with its token."""
 
     name: str
@@ -46,7 +47,7 @@ class RegisterHold(msgspec.Struct, frozen=True, array_like=True):
     token: str
 
 
-class CompareAndDowngrade(msgspec.Struct, frozen=True, array_like=True):
+class CompareAndDowngrade(Command, frozen=True, array_like=True):
     """Move a critical hold, if it still has the expected token, and change the token."""
 
     name: str
@@ -55,20 +56,20 @@ class CompareAndDowngrade(msgspec.Struct, frozen=True, array_like=True):
     since: Frontier
 
 
-class ReleaseHold(msgspec.Struct, frozen=True, array_like=True):
+class ReleaseHold(Command, frozen=True, array_like=True):
     """Remove a critical hold, if it still has the token."""
 
     name: str
     token: str
 
 
-class Retain(msgspec.Struct, frozen=True, array_like=True):
+class Retain(Command, frozen=True, array_like=True):
     """Move the retention hold, for `expire`."""
 
     since: Frontier
 
 
-class ExpireLeases(msgspec.Struct, frozen=True, array_like=True):
+class ExpireLeases(Command, frozen=True, array_like=True):
     """Remove every lease that lapsed by the caller's clock."""
 
 

@@ -17,6 +17,7 @@ import msgspec
 from timespine.config import TURN_MS_MAX
 from timespine.core.state import Commit, NoOp, State, Turn
 from timespine.core.transitions.append import AdvanceUpper, Append, AppendNext, CompareAndAppend
+from timespine.core.transitions.command import Command
 from timespine.core.transitions.lifecycle import AddSchema
 from timespine.core.transitions.unsealed import Seal, Write
 from timespine.errors import Fenced, UsageError
@@ -29,7 +30,7 @@ RESPECTS_TURNS = frozenset({AddSchema, AdvanceUpper, Append, AppendNext, Compare
 change the schema. Leases, merges, sinks, drains and garbage collection invalidate no change, and go on."""
 
 
-class ClaimTurn(msgspec.Struct, frozen=True, array_like=True):
+class ClaimTurn(Command, frozen=True, array_like=True):
     """Ask the other processes to let one change in."""
 
     writer: str
@@ -38,7 +39,7 @@ class ClaimTurn(msgspec.Struct, frozen=True, array_like=True):
     """How long the turn lasts, at most."""
 
 
-class ReleaseTurn(msgspec.Struct, frozen=True, array_like=True):
+class ReleaseTurn(Command, frozen=True, array_like=True):
     """End the turn of a writer: its change is in, or has failed. Fine if it has none."""
 
     writer: str

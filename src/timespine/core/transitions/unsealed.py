@@ -25,6 +25,7 @@ from timespine.config import DEFAULT
 from timespine.core.batch import Part
 from timespine.core.encoding.validate import check_parts
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
+from timespine.core.transitions.command import Command
 from timespine.core.transitions.trace_push import drained_runs, push_batch, remember, truncate_batch
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.core.unsealed_index import UnsealedBatch, UnsealedIndex
@@ -34,7 +35,7 @@ from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import Time, check_time
 
 
-class Write(msgspec.Struct, frozen=True, array_like=True):
+class Write(Command, frozen=True, array_like=True):
     """Make updates durable at times not below the upper."""
 
     lower: Frontier
@@ -48,21 +49,21 @@ class Write(msgspec.Struct, frozen=True, array_like=True):
     """The newest schema, if the caller checked that rows of older schemas lose nothing under it."""
 
 
-class Seal(msgspec.Struct, frozen=True, array_like=True):
+class Seal(Command, frozen=True, array_like=True):
     """Move the upper: updates that were written below it are part of the collection from now on."""
 
     upper: Frontier
 
 
-class Drain(msgspec.Struct, frozen=True, array_like=True):
+class Drain(Command, frozen=True, array_like=True):
     """Push sealed updates that are not in the trace yet, by reference."""
 
 
-class Evict(msgspec.Struct, frozen=True, array_like=True):
+class Evict(Command, frozen=True, array_like=True):
     """Drop unsealed batches that are in the trace as a whole."""
 
 
-class Trim(msgspec.Struct, frozen=True, array_like=True):
+class Trim(Command, frozen=True, array_like=True):
     """Narrow one unsealed batch that is partly in the trace."""
 
     seqno: int

@@ -15,20 +15,21 @@ import msgspec
 
 from timespine.core.batch import Part
 from timespine.core.state import Commit, Committer, Lease, NoOp, Reader, State
+from timespine.core.transitions.command import Command
 from timespine.errors import Fenced, SchemaChanged, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
 
 L = TypeVar("L", Lease, Reader, Committer)
 
 
-class RegisterWriter(msgspec.Struct, frozen=True, array_like=True):
+class RegisterWriter(Command, frozen=True, array_like=True):
     """Reserve a prefix of blobs. The id must be fresh: no process ever used it."""
 
     writer: str
     term_ms: int
 
 
-class HeartbeatWriter(msgspec.Struct, frozen=True, array_like=True):
+class HeartbeatWriter(Command, frozen=True, array_like=True):
     """Keep the writer's prefix, for its term; or once for longer, if its batches are to outlive it."""
 
     writer: str
@@ -36,33 +37,33 @@ class HeartbeatWriter(msgspec.Struct, frozen=True, array_like=True):
     """The least remaining time of the lease, from now. The term stays as it is."""
 
 
-class ExpireWriter(msgspec.Struct, frozen=True, array_like=True):
+class ExpireWriter(Command, frozen=True, array_like=True):
     """Give up the prefix, or fence its writer. Uncommitted blobs can be deleted then."""
 
     writer: str
 
 
-class RegisterCommitter(msgspec.Struct, frozen=True, array_like=True):
+class RegisterCommitter(Command, frozen=True, array_like=True):
     """Begin to commit in numbered groups. The id must be fresh."""
 
     committer: str
     term_ms: int
 
 
-class ExpireCommitter(msgspec.Struct, frozen=True, array_like=True):
+class ExpireCommitter(Command, frozen=True, array_like=True):
     """Stop committing, or fence the committer."""
 
     committer: str
 
 
-class CommitSink(msgspec.Struct, frozen=True, array_like=True):
+class CommitSink(Command, frozen=True, array_like=True):
     """Record that a batch of a streaming sink is in this commit. An older one is refused as done."""
 
     sink: str
     batch: int
 
 
-class DropSink(msgspec.Struct, frozen=True, array_like=True):
+class DropSink(Command, frozen=True, array_like=True):
     """Forget a streaming sink."""
 
     sink: str

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from timespine.errors import Contention, Determinate, Indeterminate, Unavailable
+from timespine.errors import Contention, Determinate, Indeterminate, StoreFenced, Unavailable
 from timespine.location.bucket.effects import GetObjects, ObjectProtocol, Pause, PutIfAbsent
 from timespine.location.bucket.formats import SlotEntry, WriteGroup, decode_slot, encode_slot, slot_name
 from timespine.location.bucket.replica import (
@@ -32,7 +32,7 @@ from timespine.location.bucket.replica import (
     read_base,
     read_entries,
 )
-from timespine.location.consensus import differing_heads
+from timespine.location.consensus import EPOCH, differing_heads, store_fenced
 
 WINDOW_LOST = 3
 """Slots that a call reads at once when another process was first: it is behind by one, and perhaps by more."""
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     """The true heads that differ; None if the group is in, or failed."""
     dropped: int = 0
     """Entries that its cuts dropped."""
-    error: Unavailable | None = None
+    error: Unavailable | StoreFenced | None = None
     """Why the group is not known to be in."""
 
 
@@ -65,13 +65,18 @@ def commit_groups(replica: Replica, groups: Sequence[WriteGroup]) -> ObjectProto
         if is_fresh:
             yield from catch_up(replica)
         for _ in range(SLOTS_MAX):
-            if any(ahead.differing(group) for group in pending):
+            if is_epoch_raised(replica, ahead) or any(ahead.differing(group) for group in pending):
                 # SUBTLE: only logs that were read during this call, and verified, may refuse a group
                 # (planted: a_mismatch_is_answered_by_old_logs).
                 if ahead.entries or not is_fresh:
                     pending = yield from verify(replica, ahead, pending, outcomes)
                     yield from catch_up(replica)
                     is_fresh = True
+                # SUBTLE: by verified logs, as above (planted: a_fence_is_not_looked_for).
+                if is_epoch_raised(replica, ahead):
+                    fenced = store_fenced(replica.epoch or 0, replica.logs.epoch)
+                    outcomes.update({group.id: Outcome(error=fenced) for group in pending})
+                    return outcomes
                 pending = answer_mismatches(replica, pending, outcomes)
             if pending:
                 pending = yield from try_slot(replica, ahead, pending, outcomes)
@@ -85,6 +90,11 @@ def commit_groups(replica: Replica, groups: Sequence[WriteGroup]) -> ObjectProto
             error = Indeterminate(f"the commit may be in: {error.message}")
         outcomes.update({group.id: Outcome(error=error) for group in pending})
     return outcomes
+
+
+def is_epoch_raised(replica: Replica, ahead: Ahead) -> bool:
+    """Tell whether the epoch was raised after this process opened the logs, by all slots that it has read."""
+    return replica.epoch is not None and ahead.epoch != replica.epoch
 
 
 class Ahead:
@@ -106,6 +116,12 @@ class Ahead:
     def checksum(self) -> int:
         """The checksum of that slot."""
         return self.entries[-1].checksum if self.entries else self._replica.logs.checksum
+
+    @property
+    def epoch(self) -> int:
+        """The epoch after these slots."""
+        head = self.head(EPOCH)
+        return 0 if head is None else head + 1
 
     def head(self, key: str) -> int | None:
         """Return the head of a key after these slots."""

@@ -32,7 +32,10 @@ from timespine.location.bucket.formats import ID_BYTES, WriteGroup
 from timespine.location.bucket.object_store import ObjectStore
 from timespine.location.bucket.replica import CheckpointLimits, Replica
 from timespine.location.checks import check_key, check_open, check_scan, check_text, check_truncate, check_writes
-from timespine.location.consensus import ENTRY_BYTES_MAX, WRITES_MAX, LogEntry, LogWrite
+from timespine.location.consensus import ENTRY_BYTES_MAX, EPOCH, WRITES_MAX, LogEntry, LogWrite, store_fenced
+from timespine.location.machine.channel import Channel
+from timespine.location.machine.remote_roles import RemoteRoles
+from timespine.location.machine.role import Role
 from timespine.locks import Lock
 
 WAIT_S = 30.0
@@ -67,14 +70,18 @@ class BucketConsensus:
         objects: ObjectStore,
         *,
         read_only: bool = False,
+        epoch: int | None = None,
         limits: CheckpointLimits = DEFAULT_LIMITS,
         wait_s: float = WAIT_S,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        store: str | None = None,
     ) -> None:
         self._objects = objects
+        self._roles = RemoteRoles(store)
         self._read_only = read_only
         self._replica = Replica(lambda: os.urandom(ID_BYTES), limits)
+        self._replica.epoch = epoch
         self._wait_s, self._clock, self._sleep = wait_s, clock, sleep
         self._lock = Lock("the log of the bucket")
         self._waiting: deque[_Request] = deque()
@@ -132,12 +139,46 @@ class BucketConsensus:
                 return 0
         return self._commit(_Request(WriteGroup(os.urandom(ID_BYTES), (), ((key, below),)))).dropped
 
+    @property
+    def epoch(self) -> int:
+        if self._replica.epoch is None:
+            begun = self._begun
+            with self._lock:
+                self._refresh(begun)
+                self._replica.epoch = self._replica.logs.epoch
+        return self._replica.epoch
+
+    def fence(self) -> int:
+        opened = self.epoch
+        if self.compare_and_set([LogWrite(EPOCH, opened - 1 if opened else None, b"")]) is not None:
+            raise store_fenced(opened, opened + 1)
+        self._replica.epoch = opened + 1
+        return opened + 1
+
+    def forget(self, key: str, expected: int) -> bool:
+        check_key(key)
+        begun = self._begun
+        with self._lock:
+            self._refresh(begun)
+            if self._replica.logs.head(key) != expected:
+                return False
+        group = WriteGroup(os.urandom(ID_BYTES), (), (), ((key, expected),))
+        return self._commit(_Request(group)).dropped > 0
+
     def list_keys(self, prefix: str = "") -> list[str]:
         check_text(prefix, "prefix")
         begun = self._begun
         with self._lock:
             self._refresh(begun)
             return sorted(key for key in self._replica.logs.logs if key.startswith(prefix))
+
+    def role(self, name: str) -> Role:
+        """Return a role among the processes of this machine that have these logs open."""
+        return self._roles.role(check_text(name, "role"))
+
+    def channel(self, name: str) -> Channel | None:
+        """Return a role with requests to the process of this machine that has it."""
+        return self._roles.channel(check_text(name, "role"))
 
     def sweep(self) -> int:
         """Delete objects that crashed processes left; return how many."""

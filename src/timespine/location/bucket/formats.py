@@ -18,8 +18,11 @@ from timespine.errors import CorruptionError, VersionError
 from timespine.ids import is_segment
 from timespine.location.consensus import WRITES_MAX, LogWrite
 
-VERSION = 1
-"""The version of objects that this code writes, and the newest that it reads."""
+VERSION = 2
+"""The newest version of objects that this code reads, and the version of slots that remove logs."""
+
+FIRST_VERSION = 1
+"""The version of all other objects that this code writes: older code reads them."""
 
 MAGIC = b"TB"
 HEADER = 8
@@ -55,6 +58,8 @@ class WriteGroup(msgspec.Struct, frozen=True, array_like=True):
     """Key, expected head and data of each write."""
     cuts: tuple[tuple[Key, Count], ...] = ()
     """Keys and the number below which their entries are dropped."""
+    gone: tuple[tuple[Key, Count], ...] = ()
+    """Keys whose logs are removed, each with the head that it must have."""
 
     @property
     def log_writes(self) -> list[LogWrite]:
@@ -147,17 +152,18 @@ def slot_of(name: str) -> int | None:
 
 def encode_slot(slot: int, previous: int, groups: tuple[WriteGroup, ...]) -> bytes:
     """Encode a slot."""
-    return _wrap(SLOT, slot_name(slot), _encoder.encode((slot, previous, groups)))
+    version = VERSION if any(group.gone for group in groups) else None
+    return _wrap(SLOT, slot_name(slot), _encoder.encode((slot, previous, groups)), version)
 
 
 def decode_slot(slot: int, data: bytes) -> SlotEntry:
     """Decode the object that was read as a slot."""
     said, previous, groups = _decode(_slot_decoder, SLOT, slot_name(slot), data)
     keys = [write[0] for group in groups for write in group.writes]
-    cuts = [cut[0] for group in groups for cut in group.cuts]
+    cuts = [cut[0] for group in groups for cut in (*group.cuts, *group.gone)]
     if said != slot or not groups or len(set(keys)) != len(keys) or not all(map(is_segment, {*keys, *cuts})):
         raise CorruptionError(f"the slot {slot} of the log is not one that a writer puts")
-    if len(keys) > WRITES_MAX or any(not (group.writes or group.cuts) for group in groups):
+    if len(keys) > WRITES_MAX or any(not (group.writes or group.cuts or group.gone) for group in groups):
         raise CorruptionError(f"the slot {slot} of the log has {len(keys)} writes, or a group without any")
     return SlotEntry(slot, previous, groups, checksum_of(data))
 
@@ -235,8 +241,8 @@ def _frame_checksum(key: str, seqno: int, id: bytes, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(id, zlib.crc32(f"{key}/{seqno}/".encode())))
 
 
-def _wrap(kind: int, name: str, payload: bytes) -> bytes:
-    head = MAGIC + bytes((kind, VERSION))
+def _wrap(kind: int, name: str, payload: bytes, version: int | None = None) -> bytes:
+    head = MAGIC + bytes((kind, FIRST_VERSION if version is None else version))
     checksum = zlib.crc32(payload, zlib.crc32(name.encode(), zlib.crc32(head)))
     return head + checksum.to_bytes(4, "big") + payload
 

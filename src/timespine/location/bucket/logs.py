@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from timespine.errors import CorruptionError
 from timespine.location.bucket.formats import Index, PackedEntry, PackStretch, SlotEntry, WriteGroup
-from timespine.location.consensus import differing_heads
+from timespine.location.consensus import EPOCH, differing_heads
 
 
 class Log:
@@ -73,6 +73,12 @@ class Logs:
         log = self.logs.get(key)
         return None if log is None else log.head
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the store: how often it was fenced."""
+        head = self.head(EPOCH)
+        return 0 if head is None else head + 1
+
     def differing(self, group: WriteGroup) -> dict[str, int | None] | None:
         """Return the heads that a group does not expect, or None if it fits."""
         return differing_heads(group.log_writes, {key: self.head(key) for key, _, _ in group.writes})
@@ -93,6 +99,10 @@ class Logs:
                 self.tail_bytes += len(data)
             logs = [(self.logs.get(key), below) for key, below in group.cuts]
             dropped[group.id] = sum(log.cut(below) for log, below in logs if log is not None)
+            for key, head in group.gone:
+                if self.head(key) == head:
+                    del self.logs[key]
+                    dropped[group.id] += 1
         self.slot, self.checksum = entry.slot, entry.checksum
         self.tail.append(entry)
         return dropped

@@ -79,6 +79,8 @@ class Replica:
         """The tag of that base; None before the first one was read."""
         self.loaded: Logs | None = None
         """The logs, or None before the first load."""
+        self.epoch: int | None = None
+        """The epoch in which this process may commit; None: in any."""
 
     @property
     def logs(self) -> Logs:

@@ -219,7 +219,7 @@ def _is_same_user(connection: socket.socket) -> bool:
 def _folder_for_sockets() -> str:
     """Return a folder whose path leaves room for that of a socket: the one of this user, or one for temporary files."""
     own = os.environ.get("XDG_RUNTIME_DIR", "")
-    for found in (*([own] if own and _is_private(own) else []), tempfile.gettempdir(), "/tmp"):
+    for found in (*([own] if own and is_private(own) else []), tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(found)) + len(PREFIX) + NAME_BYTES <= PATH_BYTES_MAX:
             return found
     raise OSError("every folder for temporary files has too long a path for a socket")
@@ -232,13 +232,13 @@ def _remove_socket(path: str) -> None:
     """
     folder = os.path.dirname(path)
     with contextlib.suppress(OSError, ValueError):
-        if os.path.basename(folder).startswith(PREFIX) and _is_private(folder):
+        if os.path.basename(folder).startswith(PREFIX) and is_private(folder):
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 os.unlink(path)
             os.rmdir(folder)
 
 
-def _is_private(folder: str) -> bool:
+def is_private(folder: str) -> bool:
     """Return whether a folder belongs to this user, and no other one can enter it."""
     try:
         found = os.stat(folder, follow_symlinks=False)

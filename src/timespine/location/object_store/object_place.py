@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from typing import Any
 
+import msgspec
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PreconditionError
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate, UsageError
 from timespine.hints import Hint
@@ -22,6 +24,9 @@ from timespine.location.opening.descriptor import BLOBS, BYTES_MAX, NAME, Descri
 from timespine.location.opening.place import OpenedPorts, OpenRequest
 from timespine.location.opening.store_location import StoreLocation
 from timespine.location.remote.read_ahead import ReadAheadBlob
+
+EPOCH_ATTEMPTS = 8
+"""How often a new epoch is written to the descriptor, which may change meanwhile."""
 
 
 class ObjectPlace:
@@ -40,8 +45,9 @@ class ObjectPlace:
         elif not request.read_only:
             check_conditions(self._bucket, NAME, descriptor.encode())
         address = _reached_by(descriptor, request.consensus)
-        logs: Consensus = open_logs(address, descriptor, self._location, read_only=request.read_only)
-        return OpenedPorts(self.open_blob(read_only=request.read_only), logs, is_remote=True)
+        opened = msgspec.structs.replace(descriptor, epoch=None) if request.adopts_epoch else descriptor
+        logs: Consensus = open_logs(address, opened, self._location, read_only=request.read_only)
+        return OpenedPorts(self.open_blob(read_only=request.read_only), logs, store_id=descriptor.store, is_remote=True)
 
     def open_blob(self, *, read_only: bool) -> Blob:
         return ReadAheadBlob(ObjectBlob(self._bucket, read_only=read_only))
@@ -61,6 +67,22 @@ class ObjectPlace:
             return None
         except BaseError as error:
             raise translated(error, f"cannot read {name} in {where}", Determinate) from None
+
+    def record_epoch(self, epoch: int) -> None:
+        for _ in range(EPOCH_ATTEMPTS):
+            try:
+                found = obstore.get(self._bucket.objects(), self._bucket.path(NAME))
+                known = decode_descriptor(bytes(found.bytes()), self._bucket.location)
+                if (known.epoch or 0) >= epoch:
+                    return  # ours, if its reply was lost, or a later one
+                data = msgspec.structs.replace(known, epoch=epoch).encode()
+                version: Any = {name: found.meta[name] for name in ("e_tag", "version") if found.meta.get(name)}
+                obstore.put(self._bucket.objects(), self._bucket.path(NAME), data, mode=version, use_multipart=False)
+            except (PreconditionError, AlreadyExistsError):
+                continue
+            except BaseError as error:
+                raise translated(error, f"{NAME} may not have the new epoch: fence again", Indeterminate) from None
+        raise Determinate(f"{NAME} in {self._bucket.location} does not take the new epoch: run `timespine fence` again")
 
     def file_of(self, key: str) -> str | None:
         return None

@@ -54,7 +54,7 @@ class _BucketAlone:
 
         bucket = Bucket(location)
         objects = ObstoreObjects(bucket.objects(), bucket.path(f"{address.at}{descriptor.store}/"))
-        return BucketConsensus(objects, read_only=read_only)
+        return BucketConsensus(objects, read_only=read_only, epoch=descriptor.epoch, store=descriptor.store)
 
 
 @dataclass(frozen=True, slots=True)

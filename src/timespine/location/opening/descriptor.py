@@ -46,13 +46,14 @@ class Descriptor(msgspec.Struct, frozen=True):
     """Where its logs are, without user name and password."""
     created_ms: int
     """When it was made."""
-    epoch: int = 0
-    """A number that a restore raises: processes of an earlier epoch are fenced."""
+    epoch: int | None = 0
+    """A number that a restore raises: processes of an earlier epoch are fenced. None, which is never stored: the one
+    that the logs have."""
 
     def encode(self) -> bytes:
         """Encode the descriptor as JSON, for people too."""
         at = _Consensus(self.consensus.kind, self.consensus.at)
-        stored = _Stored(VERSION, self.store, self.epoch, self.created_ms, BLOBS, at)
+        stored = _Stored(VERSION, self.store, self.epoch or 0, self.created_ms, BLOBS, at)
         return msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n"
 
 

@@ -36,5 +36,8 @@ class MemoryPlace:
     def read_file(self, name: str, bytes_max: int) -> bytes | None:
         return None
 
+    def record_epoch(self, epoch: int) -> None:
+        """Do nothing: the logs have it."""
+
     def file_of(self, key: str) -> str | None:
         return None

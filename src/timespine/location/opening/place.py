@@ -23,6 +23,8 @@ class OpenRequest:
     """Whether the files of a new folder follow the umask."""
     consensus: ConsensusAddress | None = None
     """Where the logs are, if the caller says it."""
+    adopts_epoch: bool = False
+    """Whether to open the logs in the epoch that they have, whatever the descriptor says: to repair it."""
     now_ms: int = 0
     """The time of the caller's clock, for the descriptor of a new store."""
 
@@ -37,6 +39,8 @@ class OpenedPorts:
     """Its logs."""
     free_bytes: Callable[[], int | None] = lambda: None
     """The free space of its disk; None where there is no such thing."""
+    store_id: str = ""
+    """The id of the store, if its place has one: a store in a bucket has a descriptor."""
     is_remote: bool = False
     """Whether a request to its blobs takes milliseconds: then larger data go into the log, and fewer into blobs."""
 
@@ -58,6 +62,10 @@ class Place(Protocol):
 
     def read_file(self, name: str, bytes_max: int) -> bytes | None:
         """Return the bytes of a small file or object below the location; None if there is none."""
+        ...
+
+    def record_epoch(self, epoch: int) -> None:
+        """Write the epoch of the logs into the descriptor, where there is one."""
         ...
 
     def file_of(self, key: str) -> str | None:

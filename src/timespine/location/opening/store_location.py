@@ -39,6 +39,9 @@ _BUCKET = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,221}")
 _ACCOUNT = re.compile(r"([a-z0-9-]{3,63})@([a-z0-9]{3,24})\.dfs\.core\.windows\.net")
 _SEGMENT = re.compile(r"[a-zA-Z0-9_.=+@-]+")
 _OPTION_VALUE = re.compile(r"[a-zA-Z0-9._-]{1,128}")
+_AZURE_ENDPOINT = re.compile(r"https?://[a-zA-Z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9]{3,24})?/?")
+"""An endpoint of Azure may have the account as its path: emulators and private clouds do."""
+
 _ENDPOINT = re.compile(r"https?://[a-zA-Z0-9.-]+(:[0-9]{1,5})?/?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?/?")
 
 
@@ -140,19 +143,20 @@ def _check_storage(scheme: str, given: Mapping[str, str | bool] | None) -> tuple
                 f"storage takes {', '.join(allowed) or 'nothing'} for a {scheme} location, and no credentials: those "
                 "come from the environment of each process"
             )
-        found[name] = _option(name, value)
+        found[name] = _option(scheme, name, value)
     if found.get("endpoint", "").startswith("http://") and found.get("allow_http") != "true":
         raise UsageError("the endpoint is not encrypted: use https, or say storage={'allow_http': True, ...}")
     return tuple(sorted(found.items()))
 
 
-def _option(name: str, value: str | bool) -> str:
+def _option(scheme: str, name: str, value: str | bool) -> str:
     if name in FLAGS:
         flag = str(value).lower()
         if flag not in ("true", "false"):
             raise UsageError(f"storage option {name} is True or False")
         return flag
-    grammar = _ENDPOINT if name == "endpoint" else _OPTION_VALUE
+    endpoint = _AZURE_ENDPOINT if scheme in (AZ, ABFSS) else _ENDPOINT
+    grammar = endpoint if name == "endpoint" else _OPTION_VALUE
     if not isinstance(value, str) or grammar.fullmatch(value) is None:
         example = "such as https://127.0.0.1:9000, without user and path" if name == "endpoint" else "a name"
         raise UsageError(f"storage option {name} is {example}")

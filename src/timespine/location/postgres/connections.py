@@ -11,13 +11,13 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as failures
 
-from timespine.errors import Determinate, Fenced, Indeterminate, TimespineError, UsageError, WrongProcess
+from timespine.errors import Determinate, Indeterminate, StoreFenced, TimespineError, UsageError, WrongProcess
 from timespine.location.checks import check_open
 from timespine.location.postgres.schema import FENCED
 from timespine.locks import Lock
@@ -90,8 +90,11 @@ class _Lane:
 class Connections:
     """The connections of one adapter."""
 
-    def __init__(self, conninfo: str, *, call_s: float = CALL_S, lanes: int = LANES) -> None:
+    def __init__(
+        self, conninfo: str, *, call_s: float = CALL_S, lanes: int = LANES, settings: Mapping[str, str] = SETTINGS
+    ) -> None:
         self._conninfo = conninfo
+        self._settings = settings
         self._call_s = call_s
         self._lanes = [_Lane(number) for number in range(lanes)]
         self._turns = itertools.count()
@@ -136,7 +139,7 @@ class Connections:
     def connect_alone(self) -> contextlib.closing[LimitedConnection]:
         """Make a connection beside the lanes, for a thread that listens."""
         self.check()
-        return contextlib.closing(connect(self._conninfo, self._call_s))
+        return contextlib.closing(connect(self._conninfo, self._call_s, self._settings))
 
     def check(self) -> None:
         """Refuse a call after `close`, or in a forked child."""
@@ -171,26 +174,28 @@ class Connections:
         if lane.connection is not None and (lane.connection.closed or lane.made_in != self._generation):
             _drop(lane)
         if lane.connection is None:
-            lane.connection, lane.made_in = connect(self._conninfo, self._call_s), self._generation
+            made = connect(self._conninfo, self._call_s, self._settings)
+            lane.connection, lane.made_in = made, self._generation
         return lane.connection
 
 
-def connect(conninfo: str, call_s: float) -> LimitedConnection:
+def connect(conninfo: str, call_s: float, settings: Mapping[str, str] = SETTINGS) -> LimitedConnection:
     """Make a connection with the settings of the adapter; raise Determinate if there is none to be had."""
-    settings = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
+    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
     try:
         made = LimitedConnection.connect(
             conninfo,
             autocommit=True,
             connect_timeout=int(CONNECT_S),
-            options=settings,
+            options=options,
             target_session_attrs="read-write",
             application_name="timespine",
             prepare_threshold=2,
         )
+        made.limit_s = call_s
+        _check_settings(made)
     except psycopg.Error as error:
         raise connection_failure(error) from None
-    made.limit_s = call_s
 
     def warn(notice: psycopg.errors.Diagnostic) -> None:
         if notice.severity_nonlocalized == "WARNING":
@@ -198,6 +203,22 @@ def connect(conninfo: str, call_s: float) -> LimitedConnection:
 
     made.add_notice_handler(warn)
     return made
+
+
+def _check_settings(connection: Connection) -> None:
+    """Refuse a connection without the settings of the adapter.
+
+    SUBTLE: a pooler may drop them without a word, and commits would then be as durable as the defaults of the server
+    say (test_postgres_consensus.py).
+    """
+    names = ("default_transaction_isolation", "synchronous_commit")
+    found = connection.execute(b"SELECT current_setting(%b), current_setting(%b)", names, binary=True).fetchone()
+    if found != tuple(SETTINGS[name].replace("\\", "") for name in names):
+        connection.close()
+        raise UsageError(
+            "a pooler before the database drops the settings of a connection: use pgbouncer in session mode, and leave "
+            "options out of its ignore_startup_parameters"
+        )
 
 
 def connection_failure(error: psycopg.Error) -> TimespineError:
@@ -210,7 +231,7 @@ def statement_failure(error: psycopg.Error, kind: type[Determinate] | type[Indet
     """Make the error of a port from the failure of a statement."""
     what = f"{type(error).__name__} {error.sqlstate or ''}".strip()
     if error.sqlstate == FENCED:
-        return Fenced("the epoch of this store was raised by a restore: open the store again")
+        return StoreFenced("the epoch of this store was raised: it was fenced or restored; close it and open it again")
     if isinstance(error, _SURELY_NOT):
         return Determinate(f"the logs refused a statement: {what}")
     if isinstance(error, failures.InsufficientPrivilege):

@@ -13,10 +13,14 @@ from psycopg.types.numeric import Int8
 from timespine.errors import CorruptionError, Determinate, Indeterminate, ReadOnlyStore, UsageError, VersionError
 from timespine.location.checks import check_key, check_scan, check_text, check_truncate, check_writes
 from timespine.location.consensus import LogEntry, LogWrite
+from timespine.location.machine.channel import Channel
+from timespine.location.machine.remote_roles import RemoteRoles
+from timespine.location.machine.role import Role
 from timespine.location.postgres.change_notices import ChangeNotices
 from timespine.location.postgres.connections import CALL_S, Connection, Connections
 from timespine.location.postgres.migration import version_of
 from timespine.location.postgres.schema import VERSION
+from timespine.location.postgres.tickets import Tickets
 
 CONFLICT_ATTEMPTS = 8
 """How often a compare-and-set is tried that the server aborts because of another one."""
@@ -24,12 +28,16 @@ CONFLICT_ATTEMPTS = 8
 _COMPARE_AND_SET = """SELECT key, head FROM timespine.compare_and_set(
     %b::int, %b::bigint, %b::text[], %b::bigint[], %b::bytea[], %b::bigint[])"""
 _TRUNCATE = "SELECT timespine.truncate_log(%b::int, %b::bigint, %b::text, %b::bigint)"
+_FENCE = "SELECT timespine.fence_store(%b::int, %b::bigint)"
+_FORGET = "SELECT timespine.forget_log(%b::int, %b::bigint, %b::text, %b::bigint)"
 _SCAN = """SELECT l.first, l.head, e.seqno, e.checksum, e.data FROM timespine.logs l LEFT JOIN LATERAL (
     SELECT seqno, checksum, data FROM timespine.entries
     WHERE store = l.store AND key = l.key AND seqno >= {start} ORDER BY seqno LIMIT %b::bigint
 ) e ON true WHERE l.store = %b::int AND l.key = %b::text AND l.head >= 0 ORDER BY e.seqno"""
 _SCAN_FROM = _SCAN.format(start="%b::bigint")
 _HEAD = _SCAN.format(start="l.head")
+_HEADS = """SELECT key, head FROM timespine.logs
+    WHERE store = %b::int AND key = ANY (%b::text[]) AND head >= 0"""
 _KEYS = """SELECT key FROM timespine.logs
     WHERE store = %b::int AND head >= 0 AND key >= %b::text AND starts_with(key, %b::text) ORDER BY key"""
 
@@ -38,19 +46,23 @@ class PostgresConsensus:
     """Consensus for processes on any machines, as durable as the database."""
 
     def __init__(
-        self, conninfo: str, store: str, epoch: int = 0, *, read_only: bool = False, call_s: float = CALL_S
+        self, conninfo: str, store: str, epoch: int | None = 0, *, read_only: bool = False, call_s: float = CALL_S
     ) -> None:
         self._connections = Connections(conninfo, call_s=call_s)
         # SUBTLE: before the finalizer. At the end of the process the last one runs first: connections close, so that
         # the listening thread ends, and only then its pool waits for it.
         self._notices = ChangeNotices(self._connections)
+        self._tickets = Tickets(conninfo, call_s)
         weakref.finalize(self, self._connections.close)
+        weakref.finalize(self, self._tickets.close)
+        self._roles = RemoteRoles(store)
         self._read_only = read_only
-        self._epoch = epoch
         self._heads: dict[str, int] = {}
         """The newest head of each key that this process has seen."""
         try:
-            self._store = self._connections.run(lambda connection: _identify(connection, store, epoch), Determinate)
+            self._store, self._epoch, self._forgotten = self._connections.run(
+                lambda connection: _identify(connection, store, epoch), Determinate
+            )
         except BaseException:
             self._connections.close()
             raise
@@ -79,11 +91,13 @@ class PostgresConsensus:
         rows = self._call(_COMPARE_AND_SET, arguments)
         if not rows:
             self._heads.update({write.key: write.seqno for write in writes})
+            self._tickets.won(write.key for write in writes)
             self._notices.announce(self._channel)
             return None
         lost = dict(rows)
         for key, head in lost.items():
             self._check_forward(key, head, floors[key])
+        self._tickets.lost(self._store, lost)
         return lost
 
     def truncate(self, key: str, below: int) -> int:
@@ -91,6 +105,32 @@ class PostgresConsensus:
         self._check_writable()
         dropped: int = self._call(_TRUNCATE, (self._store, Int8(self._epoch), key, Int8(below)))[0][0]
         return dropped
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def fence(self) -> int:
+        self._check_writable()
+        self._epoch = int(self._call(_FENCE, (self._store, Int8(self._epoch)))[0][0])
+        return self._epoch
+
+    def forget(self, key: str, expected: int) -> bool:
+        check_key(key)
+        self._check_writable()
+        is_gone = bool(self._call(_FORGET, (self._store, Int8(self._epoch), key, Int8(expected)))[0][0])
+        if is_gone:
+            self._heads.pop(key, None)
+            self._forgotten += 1
+        return is_gone
+
+    def heads(self, keys: Sequence[str]) -> dict[str, int | None]:
+        """Return the newest number of each key, None for those never written, as of one moment."""
+        floors = {key: self._heads.get(check_key(key)) for key in keys}
+        found = dict(self._query(_HEADS, (self._store, list(keys))))
+        for key, floor in floors.items():
+            self._check_forward(key, found.get(key), floor)
+        return {key: found.get(key) for key in keys}
 
     def list_keys(self, prefix: str = "") -> list[str]:
         if not check_text(prefix, "prefix").isascii() or "\0" in prefix:
@@ -109,8 +149,17 @@ class PostgresConsensus:
         self._connections.check()
         self._notices.listen(self._channel, ring)
 
+    def role(self, name: str) -> Role:
+        """Return a role among the processes of this machine that have these logs open."""
+        return self._roles.role(check_text(name, "role"))
+
+    def channel(self, name: str) -> Channel | None:
+        """Return a role with requests to the process of this machine that has it."""
+        return self._roles.channel(check_text(name, "role"))
+
     def close(self) -> None:
         self._connections.close()
+        self._tickets.close()
         self._notices.close()
 
     @property
@@ -136,6 +185,9 @@ class PostgresConsensus:
 
     def _check_forward(self, key: str, head: int | None, floor: int | None) -> None:
         """Refuse a log that went back; otherwise remember its head."""
+        if floor is not None and head is None and self._has_forgotten():
+            self._heads.pop(key, None)
+            return
         if floor is not None and (head is None or head < floor):
             raise CorruptionError(
                 f"the log of {key} went back from entry {floor} to {head}: the database was restored, or a standby "
@@ -143,6 +195,12 @@ class PostgresConsensus:
             )
         if head is not None and head > self._heads.get(key, -1):
             self._heads[key] = head
+
+    def _has_forgotten(self) -> bool:
+        """Tell whether logs were removed since this process looked: a log that is gone need not be lost then."""
+        ((count,),) = self._query("SELECT forgotten FROM timespine.stores WHERE id = %b::int", (self._store,))
+        before, self._forgotten = self._forgotten, count
+        return bool(count > before)
 
     def _query(self, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
         return self._connections.run(lambda connection: _rows(connection, statement, arguments), Determinate)
@@ -190,19 +248,23 @@ def _check_version(connection: Connection) -> None:
         raise UsageError("the server runs with fsync = off and would lose commits in a crash: turn it on")
 
 
-def _identify(connection: Connection, store: str, epoch: int) -> int:
-    """Return the number of a store in this database; refuse a database of other stores."""
+def _identify(connection: Connection, store: str, epoch: int | None) -> tuple[int, int, int]:
+    """Return the number of a store in this database, its epoch, and how many of its logs were removed.
+
+    Refuse a database of other stores, and another epoch than the given one.
+    """
     _check_version(connection)
-    found = _rows(connection, "SELECT id, epoch FROM timespine.stores WHERE store = %b::uuid", (uuid.UUID(store),))
+    statement = "SELECT id, epoch, forgotten FROM timespine.stores WHERE store = %b::uuid"
+    found = _rows(connection, statement, (uuid.UUID(store),))
     if not found:
         raise UsageError(f"this database does not have the logs of store {store}: give the address of the one that has")
-    number, known = found[0]
-    if known != epoch:
+    number, known, forgotten = found[0]
+    if epoch is not None and known != epoch:
         raise UsageError(
             f"the descriptor of store {store} is of epoch {epoch}, and its logs are of epoch {known}: one of them was "
-            "restored without the other"
+            "restored without the other, or a fence was interrupted; run `timespine fence` once they belong together"
         )
-    return int(number)
+    return int(number), int(known), int(forgotten)
 
 
 def _checksum(key: str, seqno: int, data: bytes) -> int:

@@ -82,7 +82,7 @@ def read_slice(reading: ReadTask, data: bytes) -> Batches:
     with plain_errors():
         try:
             tables = read_slice_rows(slice, place.blob(), place.config, place.cache(), _memory(place))
-            for table in _shaped(reading, slice, tables):
+            for table in _shape_tables(reading, slice, tables):
                 yield from to_spark_table(table, reading.schema).to_batches(BATCH_ROWS)
         except MissingBlob as missing:
             raise LeaseExpired(
@@ -104,7 +104,7 @@ def _memory(place: BlobLocation) -> int:
     return place.config.merge_bytes
 
 
-def _shaped(reading: ReadTask, slice: Slice, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def _shape_tables(reading: ReadTask, slice: Slice, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     if reading.shape == ROWS:
         for table in tables:
             yield from repeat_by_diff(table, DIFF)
@@ -128,10 +128,10 @@ def _shaped(reading: ReadTask, slice: Slice, tables: Iterator[pa.Table]) -> Iter
         keys = list(schema.key_names) if schema.key else []
         table = pa.concat_tables(found)
         table = table.select([*dict.fromkeys((*keys, *slice.columns)), DIFF])
-        yield with_images(table, keys) if reading.shape == IMAGES else _fed(reading, table, schema)
+        yield with_images(table, keys) if reading.shape == IMAGES else _to_feed(reading, table, schema)
 
 
-def _fed(reading: ReadTask, table: pa.Table, schema: Schema) -> pa.Table:
+def _to_feed(reading: ReadTask, table: pa.Table, schema: Schema) -> pa.Table:
     """Convert changes to a feed. In a clustered collection the images of a row may be in other slices."""
     if schema.key and not schema.cluster:
         table = with_images(table, list(schema.key_names))

@@ -81,7 +81,7 @@ def register(store: Store, spark: SparkSession | None = None) -> list[str]:
             warnings.warn(f"{name} has no views: {' '.join(str(error).split())[:300]}", stacklevel=2)
         else:
             made.append(view)
-        found = _known(collection)
+        found = _lease_newest(collection)
         if found is not None:
             known[name] = found
     function: Any = arrow_udtf(_changes(known), returnType=CHANGES_DDL)
@@ -132,9 +132,9 @@ def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, 
     since, upper = map(quoted, names[-2:])
     # SUBTLE: a name of both a column and the parameter means the column (test_sql.py).
     t, count, i = (free_name(each, names) for each in ("t", "_count", "_i"))
-    asked = f"{_refused(t, since, upper)} ELSE _time <= {t} END"
+    asked = f"{_refuse_times(t, since, upper)} ELSE _time <= {t} END"
     # The second branch checks the time where there are no updates to check it with.
-    at_all = _refused(t, *map(str, ends)) if ends is not None else _refused(t, "0", str(FOR_EVER))
+    at_all = _refuse_times(t, *map(str, ends)) if ends is not None else _refuse_times(t, "0", str(FOR_EVER))
     return f"""CREATE OR REPLACE TEMPORARY FUNCTION {quoted(f"{view}_asof")}({t} BIGINT) RETURNS TABLE ({types}) RETURN
         SELECT {columns} FROM (
             SELECT {columns}, SUM({DIFF}) AS {count} FROM {quoted(f"{view}_updates")} WHERE {asked} GROUP BY {columns})
@@ -144,7 +144,7 @@ def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, 
         UNION ALL SELECT {", ".join(["NULL"] * width)} FROM (SELECT {at_all} ELSE false END AS wrong) WHERE wrong"""
 
 
-def _refused(t: str, since: str, upper: str) -> str:
+def _refuse_times(t: str, since: str, upper: str) -> str:
     """Write the beginning of a CASE that refuses times before since or not complete."""
     return f"""CASE
         WHEN {t} IS NULL THEN raise_error('say as of which time: it is null')
@@ -152,7 +152,7 @@ def _refused(t: str, since: str, upper: str) -> str:
         WHEN {t} >= {upper} THEN raise_error(concat({t}, ' is not complete yet: it is sealed up to ', {upper}))"""
 
 
-def _known(collection: Collection) -> KnownCollection | None:
+def _lease_newest(collection: Collection) -> KnownCollection | None:
     """Lease the newest state of the collection for a fixed term; None if no time is complete."""
     handle = handle_of(collection)
     rows = open_snapshot(handle, None, ReadOptions(hold=lease_for_term(handle, all_history=True)))

@@ -65,7 +65,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _collection(self) -> Collection:
         return collection_of(self._options.target)
 
-    def _followed(self, offset: Offset) -> Collection:
+    def _open_followed(self, offset: Offset) -> Collection:
         """Open the collection, and check that it has the id in an offset. (Old offsets have none.)"""
         collection = self._collection
         before = offset.get("collection", collection.id)
@@ -107,7 +107,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @raises_plain_errors
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """Give the end of the next batch. Spark calls this many times a second; it reads the head of one log."""
-        collection = self._followed(start)
+        collection = self._open_followed(start)
         state = handle_of(collection).state()
         after = _after(start)
         newest = _newest(state)
@@ -116,7 +116,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if newest <= after:
             self._rest(after)
             return start
-        return {**start, "after": _limited(state, after, newest, limit), "collection": collection.id}
+        return {**start, "after": _batch_end(state, after, newest, limit), "collection": collection.id}
 
     def _rest(self, after: int) -> None:
         """End all leases but the critical hold, since the query has read everything.
@@ -143,7 +143,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after, until = _after(start), _after(end)
         if until <= after:
             return []
-        collection = self._followed(end)
+        collection = self._open_followed(end)
         self._take_hold(end, after if after > NOTHING else until)
         columns = columns_to_read(collection.schema, self._options, self._promised)
         where = self._options.text("where")
@@ -170,7 +170,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """End the lease of a finished batch, and release the history before its end."""
         until = _after(end)
-        collection = self._followed(end)
+        collection = self._open_followed(end)
         self._let_go(until)
         if until > NOTHING:
             # An empty batch did not register the hold.
@@ -213,7 +213,7 @@ def _newest(state: State) -> int:
     return state.upper.time - 1
 
 
-def _limited(state: State, after: int, newest: int, limit: ReadLimit) -> int:
+def _batch_end(state: State, after: int, newest: int, limit: ReadLimit) -> int:
     """Return the end of a batch with as many commits as the limit allows, and at least one.
 
     The first batch contains all commits whose history the collection has forgotten.

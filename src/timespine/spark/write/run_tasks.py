@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -51,17 +51,26 @@ def collect_if_small(frame: DataFrame, schema: Schema) -> pa.Table | None:
     return pa.concat_tables(batches) if batches else table
 
 
-def run_write_tasks(frame: DataFrame, schema: Schema, task: Any) -> list[TaskAnswer]:
+def range_columns(columns: Sequence[str], schema: Schema) -> list[str]:
+    """Return the columns by which Spark partitions rows: those of the key, or all, without nested ones."""
+    names = [name for name in schema.order_names if not is_nested(schema.types[name]) and name in columns]
+    return names[: len(schema.key) + len(schema.cluster)] if schema.key else names
+
+
+def run_write_tasks(frame: DataFrame, schema: Schema, task: Any, *, sorts: bool = False) -> list[TaskAnswer]:
     """Run a task over the rows, which Spark partitions by ranges of the key; give the answers of the tasks.
+
+    With `sorts`, each task gets its rows in the order of these columns; Spark spills what does not fit its memory.
 
     SUBTLE: `mapInArrow` parses names of columns as expressions. So columns have other names (test_spark_writes.py).
     """
     columns = frame.columns
     plain = {name: f"c{place}" for place, name in enumerate(columns)}
-    names = [name for name in schema.order_names if not is_nested(schema.types[name]) and name in plain]
-    keys = names[: len(schema.key) + len(schema.cluster)] if schema.key else names
+    keys = [plain[name] for name in range_columns(columns, schema)]
     renamed = frame.toDF(*plain.values())
-    ranged = renamed.repartitionByRange(*(plain[name] for name in keys)) if keys else renamed
+    ranged = renamed.repartitionByRange(*keys) if keys else renamed
+    if sorts and keys:
+        ranged = ranged.sortWithinPartitions(*keys)
     check_workers(frame.sparkSession)
     answers = ranged.mapInArrow(with_column_names(columns, task), ANSWER_DDL).toArrow()
     return [TaskAnswer(**row) for row in answers.to_pylist()]

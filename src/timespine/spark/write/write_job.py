@@ -46,7 +46,8 @@ class WriteJob:
         handle.committer.check_writable()
         self._handle = handle
         self._is_committing = False
-        self.building = BuildOptions(blob_location_of(handle), handle.id, fresh_id("wj"), id, schema, at)
+        is_owned = bool(handle.entry.role)
+        self.building = BuildOptions(blob_location_of(handle), handle.id, fresh_id("wj"), id, schema, at, is_owned)
         """The options of the tasks, with the writer under which they put blobs."""
 
     @property

@@ -6,8 +6,9 @@ attempts: the end of the job's writer deletes them (`spark.write.write_job`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -55,6 +56,10 @@ ANSWER_DDL = "batch binary, rows bigint, error string, late bigint, latest bigin
 """The same schema in SQL."""
 
 
+CHUNK = 4
+"""Of the memory of a task, the share of rows that are changed at once."""
+
+
 class TaskResult(NamedTuple):
     """The result of a task for the rows of its partition."""
 
@@ -85,6 +90,8 @@ class BuildOptions:
     schema: Schema
     at: Time | None
     """The time of rows without one of their own."""
+    null_keys: bool = False
+    """Whether a key may be null: a view has a group of nulls, where others have a join without a match."""
 
     def builder(self, order: Order) -> BatchBuilder:
         """Make a builder of a batch at any times; the commit decides its place."""
@@ -111,6 +118,14 @@ class DeltaTask:
     """The slice of the snapshot to look up keys in; None if it is empty."""
     deletes: bool
     """Whether the write deletes rows instead of replacing them."""
+    cut: tuple[str, ...] = ()
+    """The columns by which Spark has sorted the rows; without any, a task changes all of its rows at once."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The bytes of rows that are changed at once, about: their keys, the rows that are there and the delta come on
+        top, and all of it is as much as a merge may take."""
+        return self.building.place.config.merge_bytes // CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +159,16 @@ def unsealed_task(building: BuildOptions, options: UnsealedOptions, first: int) 
 
 
 def delta_task(changing: DeltaTask) -> Callable[[Batches], Batches]:
-    """Make the function for `mapInArrow` that writes the delta of rows; all rows of a key are in one partition."""
+    """Make the function for `mapInArrow` that writes the delta of rows; all rows of a key are in one partition.
+
+    It answers chunk by chunk, so that its memory does not grow with the partition.
+    """
 
     def build(batches: Batches) -> Batches:
-        return _send(lambda: delta_task_rows(changing, batches))
+        schema = changing.building.schema
+        tables = (from_spark_batch(batch, schema) for batch in batches)
+        for table in key_chunks(tables, changing.cut, changing.chunk_bytes):
+            yield from _send(partial(delta_task_rows, changing, table))
 
     return build
 
@@ -182,7 +203,8 @@ def append_task_rows(building: BuildOptions, batches: Batches) -> TaskResult:
     with building.builder(Order.UNORDERED) as builder:
         for batch in batches:
             table = from_spark_batch(batch, building.schema)
-            refuse_null_keys(table, building.schema)
+            if not building.null_keys:
+                refuse_null_keys(table, building.schema)
             builder.add(to_update_table(table, building.schema, building.at))
             rows += table.num_rows
         return TaskResult(_finish(building, builder), rows)
@@ -219,14 +241,33 @@ def _finish(building: BuildOptions, builder: BatchBuilder) -> bytes | None:
     return encode_batch(batch, building.collection, building.schema.arity) if batch.runs else None
 
 
-def delta_task_rows(changing: DeltaTask, batches: Batches) -> TaskResult:
-    """Write the delta of the rows of a partition as a batch."""
+def key_chunks(tables: Iterator[pa.Table], cut: Sequence[str], chunk_bytes: int) -> Iterator[pa.Table]:
+    """Put rows that are sorted by some columns into chunks of about this size; rows that are equal there stay together.
+
+    SUBTLE: a chunk ends before the last key that was seen, since the next rows may repeat it
+    (test_delta_chunks.py). And by a mask: Spark and Timespine may order equal numbers such as 0.0 and -0.0 differently.
+    """
+    held: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        held.append(table)
+        size += table.nbytes
+        if size >= chunk_bytes and cut:
+            whole = pa.concat_tables(held)
+            last = KeySet(whole.slice(whole.num_rows - 1).select(list(cut))).mask(whole)
+            before = whole.filter(pc.invert(last))
+            if before.num_rows:
+                yield before
+            held = [whole.filter(last)]
+            size = held[0].nbytes
+    if held:
+        yield pa.concat_tables(held)
+
+
+def delta_task_rows(changing: DeltaTask, table: pa.Table) -> TaskResult:
+    """Write the delta of some rows of a partition as a batch."""
     building = changing.building
     schema = building.schema
-    tables = [from_spark_batch(batch, schema) for batch in batches]
-    if not tables:
-        return TaskResult(None, 0)
-    table = pa.concat_tables(tables)
     difference, keys = _difference(changing, table)
     delta = delta_of(difference, schema)
     if delta.num_rows == 0:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timespine.errors import Determinate, Unavailable
+from timespine.errors import Determinate, StoreFenced, Unavailable
 from timespine.location.bucket.commit import Outcome
 from timespine.location.bucket.formats import PackedEntry, WriteGroup
+from timespine.location.consensus import EPOCH
 from timespine.testing.bucket.world import BucketWorld
 
 
@@ -17,6 +18,8 @@ class BucketCall:
     group: WriteGroup
     start: int
     """The step of the call."""
+    epoch: int | None = None
+    """The epoch in which its process opened the store; None if there are no fences."""
     end: int | None = None
     """The step of the answer."""
     outcome: Outcome | None = None
@@ -56,8 +59,19 @@ class BucketAnswerChecks:
                 continue
             if call.outcome.heads is not None:
                 self.world.violate(f"a group from step {call.start} was told of a mismatch, and is in")
-            elif isinstance(call.outcome.error, Determinate) and call.group.writes:
+            elif isinstance(call.outcome.error, Determinate | StoreFenced) and call.group.writes:
                 self.world.violate(f"a group from step {call.start} was said not to have happened, and is in")
+
+    def check_epochs(self) -> None:
+        """Check that no process committed after a fence that it had not opened the store after."""
+        epochs = {call.group.id: call.epoch for call in self.calls}
+        epoch = 0
+        for entry in self.world.truth:
+            for group in entry.groups:
+                opened = epochs.get(group.id)
+                if opened is not None and opened != epoch:
+                    self.world.violate(f"slot {entry.slot} is of a process of epoch {opened}, in epoch {epoch}")
+            epoch += sum(key == EPOCH for group in entry.groups for key, _, _ in group.writes)
 
     def check_scan(self, key: str, start: int, first: int, entries: list[PackedEntry]) -> None:
         """Check that a scan of a whole log was true at one moment of its call."""

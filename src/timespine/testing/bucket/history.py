@@ -6,10 +6,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
+from timespine.errors import StoreFenced
 from timespine.location.bucket import checkpoint, commit, replica
 from timespine.location.bucket.effects import ObjectProtocol
 from timespine.location.bucket.formats import WriteGroup
 from timespine.location.bucket.replica import CheckpointLimits, Replica
+from timespine.location.consensus import EPOCH
 from timespine.testing.bucket.check_answers import BucketAnswerChecks, BucketCall
 from timespine.testing.bucket.scheduler import FAULTS, BucketProcess, BucketScheduler
 from timespine.testing.bucket.world import BucketWorld
@@ -53,6 +55,8 @@ class BucketHistory:
         self.random = self.scheduler.random
         self.left = operations
         """Calls that are still to be made."""
+        self.fences = seed % 10 == 6
+        """Whether processes raise the epoch now and then."""
         self.digest = 0
         self._ids = 0
         self._processes: list[BucketProcess] = []
@@ -92,8 +96,12 @@ class BucketHistory:
         log = self._replica()
         while log.base_tag is None and not self.world.violations:
             yield from self._tried(f"{name} open", replica.open_bucket(log))
+        while self.fences and log.epoch is None and not self.world.violations:
+            yield from self._tried(f"{name} learn the epoch", self._reopen(log))
         while self.left > 0 and not self.world.violations:
             self.left -= 1
+            if self.fences and self.random.random() < 0.08:
+                yield from self._tried(f"{name} fence", self._fence(log))
             call, chance = self._commit, self.random.random()
             for share, other in ((0.12, self._scan), (0.2, self._heads), (0.3, self._truncate)):
                 if chance < share:
@@ -136,7 +144,7 @@ class BucketHistory:
         return WriteGroup(id, tuple((key, heads[key], id + key.encode()) for key in keys))
 
     def _answered(self, log: Replica, groups: list[WriteGroup]) -> ObjectProtocol[None]:
-        calls = [BucketCall(group, self.world.step) for group in groups]
+        calls = [BucketCall(group, self.world.step, log.epoch) for group in groups]
         self.checks.calls += calls
         outcomes = yield from commit.commit_groups(log, groups)
         for call in calls:
@@ -147,7 +155,24 @@ class BucketHistory:
             self.world.counts["groups in doubt"] += error is not None
             said = f"{call.start} {call.end} {call.outcome.heads} {type(error).__name__}"
             self.digest = zlib.crc32(said.encode(), self.digest)
+            if isinstance(error, StoreFenced):
+                self.world.counts["fenced"] += 1
+                log.epoch = log.logs.epoch  # the process opens the store again
             self.scheduler.note(f"answered {call.group.id.hex()[-6:]}: {said}")
+
+    def _reopen(self, log: Replica) -> ObjectProtocol[None]:
+        """Learn the epoch, as a process does that opens the store."""
+        yield from replica.catch_up(log)
+        log.epoch = log.logs.epoch
+
+    def _fence(self, log: Replica) -> ObjectProtocol[None]:
+        """Raise the epoch; go on in the new one."""
+        group = WriteGroup(self.fresh(), ((EPOCH, log.logs.head(EPOCH), b""),))
+        yield from self._answered(log, [group])
+        outcome = self.checks.calls[-1].outcome
+        if outcome == commit.Outcome() and log.epoch is not None:
+            log.epoch += 1
+            self.world.counts["fences"] += 1
 
     def _scan(self, log: Replica) -> ObjectProtocol[None]:
         key, start = self.random.choice(KEYS), self.world.step
@@ -181,6 +206,7 @@ class BucketHistory:
         if not done and not self.world.violations:
             self.world.violate("after the faults stopped, a process that opens the bucket does not come to an end")
         self.checks.check_refused()
+        self.checks.check_epochs()
         for entry in self.world.truth:
             self.digest = zlib.crc32(f"{entry.slot} {entry.checksum}".encode(), self.digest)
 

@@ -29,6 +29,7 @@ from timespine.model.time import Time
 from timespine.testing.formats.real_storage import RealWorld
 from timespine.testing.simulator import core_reads, core_writes
 from timespine.testing.simulator.check_answers import is_surely_refused
+from timespine.testing.simulator.kept_workload import KeptWorkload
 from timespine.testing.simulator.memoize import memoized
 from timespine.testing.simulator.schema_workload import SchemaWorkload
 from timespine.testing.simulator.simulator import KINDS, Faults, Operation, SimulatedProcess, Simulator
@@ -39,7 +40,12 @@ from timespine.testing.simulator.world import World, operation_of
 
 FAULT_KINDS = (*KINDS, "pauses", "clock jumps", "outages")
 
-FLAVOURS: dict[str, type[Workload]] = {"mixed": Workload, "schemas": SchemaWorkload, "streams": StreamWorkload}
+FLAVOURS: dict[str, type[Workload]] = {
+    "mixed": Workload,
+    "schemas": SchemaWorkload,
+    "streams": StreamWorkload,
+    "kept": KeptWorkload,
+}
 """The workloads of histories."""
 
 YEAR_MS = 365 * 24 * 3_600_000
@@ -153,7 +159,8 @@ def _settle(simulator: Simulator, workload: Workload, process: SimulatedProcess,
         world.violate(f"merges of {name} are still asked for after maintenance ran to its end")
     for _ in range(2):
         yield from maintain.roll_up(session, name)
-        yield from garbage.collect_garbage(session, name)
+        simulator.now += workload.keep_ms
+        yield from garbage.collect_garbage(session, name, workload.keep_ms)
     _check_collected(simulator, name)
     yield from garbage.sweep(session, name)
     _check_storage(simulator, name)
@@ -233,7 +240,8 @@ def _close(simulator: Simulator, workload: Workload, process: SimulatedProcess, 
         world.violate(f"{name} cannot be finalized: {finalized.reason!r}")
     for _ in range(2):
         yield from maintain.roll_up(session, name)
-        yield from garbage.collect_garbage(session, name)
+        simulator.now += workload.keep_ms
+        yield from garbage.collect_garbage(session, name, workload.keep_ms)
     _check_storage(simulator, name)
     data = [key for key in world.blobs if key.startswith(f"{name}/") and key not in references(world.head(name))]
     rollups = {rollup.key for state in world.states[name] for rollup in state.rollups.values()}

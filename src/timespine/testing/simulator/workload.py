@@ -63,6 +63,9 @@ class Workload(AnswerChecks):
     on_both: frozenset[str] = frozenset({"append to both"})
     """The operations that need all collections, not one."""
 
+    keep_ms: int = 0
+    """How long garbage collection keeps deleted data."""
+
     def __init__(self, simulator: Simulator, operations: int) -> None:
         self.simulator = simulator
         self.random = simulator.random

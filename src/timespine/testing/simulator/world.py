@@ -36,6 +36,7 @@ from timespine.model.frontier import Frontier
 from timespine.model.oracle import Row, Update, restrict
 from timespine.testing.formats.naive import OPAQUE, RowFormat
 from timespine.testing.simulator.check_atomicity import AtomicityCheck
+from timespine.testing.simulator.check_kept import KeptStates
 from timespine.testing.simulator.violation import BrokenPromise, Violation, is_crash, name_of_check
 
 
@@ -89,6 +90,8 @@ class World:
         self.recreated: set[str] = set()
         """Blobs that a late put brought back after they were deleted."""
         self.deleted: set[str] = set()
+        self.kept = KeptStates(self)
+        """The states that must stay restorable."""
         self.violations: list[Violation] = []
         self.counts: Counter[str] = Counter()
         self.atomic = AtomicityCheck(self.states, self.truth, self.violate)
@@ -111,6 +114,10 @@ class World:
 
     def reopen(self) -> None:
         """Open anew what is kept open beside storage: a process crashed."""
+
+    def keep_for(self, keep_ms: int, clock: Callable[[], int]) -> None:
+        """Check from now on that states of the last `keep_ms` stay restorable."""
+        self.kept = KeptStates(self, keep_ms, clock)
 
     def head(self, collection: str) -> State:
         """Return the newest state."""
@@ -156,6 +163,7 @@ class World:
             self.violate(f"{key}: an entry does not replay: {error!r}", error)
             return
         log.append(data)
+        self.kept.committed(key)
 
     def _learn(self, key: str, change: StateDiff, old: State, new: State) -> None:
         """Record which operations' updates a diff makes durable, and check that the blobs it refers to exist.
@@ -257,6 +265,7 @@ class World:
         below = min(effect.below, len(log) - 1)
         if below > first:
             self.first[effect.key] = below
+            self.kept.check_log(effect.key)
         return max(below - first, 0)
 
     def _put(self, effect: PutBlob) -> None:
@@ -278,9 +287,12 @@ class World:
             for key in effect.keys:
                 if key in reachable:
                     self.violate(f"blob {key} was deleted, but a live state refers to it")
+            self.kept.check_blobs(collection, effect.keys)
         for key in effect.keys:
             self.blobs.pop(key, None)
             self.deleted.add(key)
+        for collection in {key.split("/")[0] for key in effect.keys}:
+            self.kept.check_log(collection)
 
     def reachable(self, collection: str) -> set[str]:
         """Return every blob that a state refers to which a reader may still read."""
@@ -292,6 +304,11 @@ class World:
         held = min((reader.seqno for reader in states[-1].readers.values()), default=states[-1].seqno)
         for state in states[held:]:
             keys.update(references(state))
+        if self.kept.is_on:
+            # Rollups are thinned out while readers hold older states: only the newest state's are ever used.
+            listed = {rollup.key for rollup in states[-1].rollups.values()}
+            gone = {rollup.key for state in states[held:] for rollup in state.rollups.values()} - listed
+            keys = {key: hollow for key, hollow in keys.items() if key not in gone}
         return self.with_children(keys)
 
     def with_children(self, keys: References) -> set[str]:

@@ -27,8 +27,8 @@ class SimulatedFolder:
     def __init__(self, fresh: Callable[[], int]) -> None:
         self.files: dict[str, StoredFile] = {}
         self.manifests: dict[int, SavedManifest] = {}
-        self.expected: dict[int, tuple[list[Update], bool, Frontier | None]] = {}
-        """What each checkpoint has to bring back, by its number: updates, the dirty flag, the upper."""
+        self.expected: dict[int, tuple[list[Update], bool, Frontier | None, int]] = {}
+        """What each checkpoint has to bring back, by its number: updates, the dirty flag, the upper, the floor."""
         self.is_full = False
         self._fresh = fresh
 
@@ -60,10 +60,15 @@ class SimulatedFolder:
         for number in manifests:
             self.manifests.pop(number, None)
         for name in names:
-            self.files.pop(name, None)
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        file = self.files.pop(name, None)
+        if file is not None:
+            file.batch.deleted()
 
     def lose_power(self, chance: random.Random) -> None:
         """Lose about half of what was not synced."""
         for name, file in list(self.files.items()):
             if not file.is_synced and chance.random() < 0.5:
-                del self.files[name]
+                self._drop(name)

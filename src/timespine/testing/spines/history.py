@@ -24,6 +24,8 @@ from timespine.testing.simulator.checker import HistoryResult
 from timespine.testing.simulator.simulator import Faults
 from timespine.testing.simulator.violation import Violation, is_crash, name_of_check
 from timespine.testing.spines.folder import SimulatedFolder
+from timespine.testing.spines.naive_batches import BatchKind
+from timespine.testing.spines.real_batches import RealBatches, small_pieces
 from timespine.testing.spines.spine_run import SimulatedSpine, SpineTask
 from timespine.testing.spines.spine_users import SpineUser
 
@@ -48,7 +50,7 @@ STEPS_MAX = 60_000
 class SpineHistory:
     """A process with spines, its folder, and the tasks that run in it."""
 
-    def __init__(self, seed: int, operations: int, faults: Faults, tracing: bool) -> None:
+    def __init__(self, seed: int, operations: int, faults: Faults, tracing: bool, real: bool) -> None:
         self._ids = 0
         self.random = random.Random(seed)
         self.chance = self.random.random
@@ -64,6 +66,7 @@ class SpineHistory:
         self.pressure = MemoryPressure.LOW
         self.full_until = 0
         self.rules = self.random.choice(RULES)
+        self.batches: BatchKind = RealBatches() if real else BatchKind()
         self.folder = SimulatedFolder(self.fresh)
         self.tasks: list[SpineTask] = []
         self.spines: list[SimulatedSpine] = []
@@ -111,9 +114,10 @@ class SpineHistory:
             self.violate(f"the checkpoint cannot be restored: {error!r}", error)
             return
         found = self.folder.newest()
-        truth, is_dirty, upper = self.folder.expected[found[0].manifest.number] if found else ([], False, None)
+        known = self.folder.expected[found[0].manifest.number] if found else ([], False, None, 0)
+        truth, is_dirty, upper, floor = known
         spine.levels = replace(levels, average=self.random.choice((3, 6)))
-        spine.checks.begin(truth, spine.levels)
+        spine.checks.begin(truth, spine.levels, floor)
         if (levels.is_dirty, levels.upper) != (is_dirty, upper):
             self.violate(f"restored: dirty {levels.is_dirty}, upper {levels.upper}; saved: {is_dirty}, {upper}")
         spine.time = max((time for _, (time,), _ in truth), default=0)
@@ -259,9 +263,15 @@ def _short(value: object) -> str:
     return repr(value)[:100]
 
 
-def run_spine_history(seed: int, operations: int, faults: Faults | None = None, tracing: bool = False) -> HistoryResult:
-    """Run one history of spines, with all checks."""
-    history = SpineHistory(seed, operations, faults or FAULTS, tracing)
-    history.run()
+def run_spine_history(
+    seed: int, operations: int, faults: Faults | None = None, tracing: bool = False, real: bool = False
+) -> HistoryResult:
+    """Run one history of spines, with all checks; with `real`, of real batches, merges, files and cursors."""
+    history = SpineHistory(seed, operations, faults or FAULTS, tracing, real)
+    try:
+        with small_pieces():
+            history.run()
+    finally:
+        history.batches.end()
     done = operations - history.left
     return HistoryResult(seed, done, history.counts, history.violations, history.trace, history.digest)

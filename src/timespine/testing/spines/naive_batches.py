@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from timespine.core.arrangement.level_transitions import MergePlan
 from timespine.core.effects import SliceResult
-from timespine.model.oracle import Update, compact, consolidate
+from timespine.model.oracle import Update, accumulate, compact, consolidate
+from timespine.model.time import Time
 
 ROW_BYTES = 1 << 20
 """Bytes that a row counts: some batches then are large enough for files."""
@@ -64,21 +66,60 @@ class NaiveBatch:
         """The fingerprint of the updates."""
         return fingerprint(self.updates)
 
+    def fingerprint_from(self, floor: int) -> int:
+        """Return the fingerprint of the updates of rows from one on."""
+        if not floor:
+            return self.fingerprint
+        if floor not in self._fingerprints:
+            self._fingerprints[floor] = fingerprint(update for update in self.updates if _is_from(update, floor))
+        return self._fingerprints[floor]
+
+    @cached_property
+    def _fingerprints(self) -> dict[int, int]:
+        return {}
+
     def stored(self, file: str, in_memory: bool) -> NaiveBatch:
         """Return the same batch with a file."""
         return replace(self, file=file, in_memory=in_memory)
 
+    def deleted(self) -> None:
+        """Do nothing: there is no file."""
 
-def fresh_batch(id: int, updates: Iterable[Update]) -> NaiveBatch:
-    """Return a batch of updates as an inserter has them."""
-    return NaiveBatch(id, _in_order(consolidate(updates)), frozenset({id}))
+
+def _is_from(update: Update, floor: int) -> bool:
+    row = update[0]
+    assert isinstance(row, int)
+    return row >= floor
+
+
+class BatchKind:
+    """Makes batches, merges and cursors: naive ones here."""
+
+    name = "naive"
+
+    def fresh(self, id: int, updates: Iterable[Update]) -> NaiveBatch:
+        """Return a batch of updates as an inserter has them."""
+        return NaiveBatch(id, _in_order(consolidate(updates)), frozenset({id}))
+
+    def open_merge(self, plan: MergePlan[Any], bound: int) -> Any:
+        """Begin a merge that drops the rows below one."""
+        return NaiveMerge(plan, bound)
+
+    def steps(self, batches: Sequence[Any], as_of: Time, *, forwards: bool) -> Iterator[tuple[int, int]]:
+        """Step through the rows in order: each with its count."""
+        counts = accumulate((update for batch in batches for update in batch.updates), as_of)
+        yield from sorted(counts.items(), reverse=not forwards)  # type: ignore[misc]
+
+    def end(self) -> None:
+        """Do nothing: there is no folder."""
 
 
 class NaiveMerge:
     """A merge in slices: each takes the next rows in order out of all inputs."""
 
-    def __init__(self, plan: MergePlan[NaiveBatch]) -> None:
+    def __init__(self, plan: MergePlan[NaiveBatch], bound: int) -> None:
         self.plan = plan
+        self._bound = bound
         self._waiting = list(_in_order(update for batch in plan.inputs for update in batch.updates))
         self._merged: list[Update] = []
         self.file: str | None = None
@@ -96,6 +137,7 @@ class NaiveMerge:
     def output(self, id: int) -> NaiveBatch | None:
         """Return the merged batch, or None if nothing is left."""
         assert not self._waiting
+        self._merged = [update for update in self._merged if _is_from(update, self._bound)]
         if not self._merged:
             return None
         origins = frozenset[int]().union(*(batch.origins for batch in self.plan.inputs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from timespine.core.arrangement.levels import LevelRules, SpineLevels
 from timespine.core.arrangement.spine_files import MANIFESTS_KEPT
@@ -30,20 +30,27 @@ class SpineChecks:
         self._known: set[int] = set()
         self.quiet = 0
         """Pauses whose call has returned: no merge may be under way."""
+        self.floor = 0
+        """The largest row that a filter ever began to keep: rows before it may be gone."""
 
-    def begin(self, truth: list[Update], levels: State) -> None:
+    def begin(self, truth: list[Update], levels: State, floor: int) -> None:
         """Begin with a state: an empty one, a fork, or what a checkpoint has."""
         self.truth = list(truth)
-        self._sum = fingerprint(truth)
+        self.raise_floor(floor)
         self._arrived = [[batch.id for batch in slot.batches] for slot in levels.slots]
         self._known = {batch.id for batch in levels.batches}
         self.quiet = 0
         self.check_sum(levels)
 
+    def raise_floor(self, floor: int) -> None:
+        """Compare only rows from one on: a filter may drop the others."""
+        self.floor = max(floor, self.floor)
+        self._sum = fingerprint(from_floor(self.truth, self.floor))
+
     def inserted(self, batch: NaiveBatch) -> None:
         """Record a batch that the spine has accepted."""
         self.truth += batch.updates
-        self._sum = (self._sum + batch.fingerprint) & MASK
+        self._sum = (self._sum + batch.fingerprint_from(self.floor)) & MASK
 
     def after_swap(self, old: State, new: State) -> None:
         """Check a new state."""
@@ -71,9 +78,10 @@ class SpineChecks:
 
     def check_sum(self, levels: State) -> None:
         """Check that all batches together are what was inserted."""
-        there = sum(batch.fingerprint for batch in levels.batches) & MASK
+        there = sum(batch.fingerprint_from(self.floor) for batch in levels.batches) & MASK
         if there != self._sum:
-            differ = difference(accumulate(self.truth, LAST), counts_in(levels.batches))
+            wanted = accumulate(from_floor(self.truth, self.floor), LAST)
+            differ = difference(wanted, counts_in(levels.batches, floor=self.floor))
             self.violate(f"the batches are not what was inserted: {len(differ)} rows differ")
 
     def check_order(self, levels: State) -> None:
@@ -110,9 +118,8 @@ class SpineChecks:
         if self.quiet and levels.is_merging:
             self.violate("a merge is under way though merging is paused")
 
-    def check_view(self, batches: tuple[NaiveBatch, ...], as_of: Time, expected: dict[Row, int]) -> None:
+    def check_view(self, seen: dict[Row, int], as_of: Time, expected: dict[Row, int]) -> None:
         """Check that a view shows what it showed at first, whatever was merged since."""
-        seen = accumulate((update for batch in batches for update in batch.updates), as_of)
         if seen != expected:
             self.violate(f"a view as of {as_of} has other counts of {len(difference(seen, expected))} rows")
 
@@ -156,6 +163,11 @@ def expected_level(rules: LevelRules, batch: NaiveBatch) -> int:
     return sum(rows > bound for bound in rules.row_bounds)
 
 
-def counts_in(batches: tuple[NaiveBatch, ...]) -> dict[Row, int]:
-    """Return the counts of all rows."""
-    return accumulate((update for batch in batches for update in batch.updates), LAST)
+def counts_in(batches: tuple[NaiveBatch, ...], as_of: Time = LAST, floor: int = 0) -> dict[Row, int]:
+    """Return the counts of the rows from one on."""
+    return accumulate(from_floor((update for batch in batches for update in batch.updates), floor), as_of)
+
+
+def from_floor(updates: Iterable[Update], floor: int) -> list[Update]:
+    """Return the updates of the rows from one on."""
+    return [update for update in updates if update[0] >= floor]  # type: ignore[operator]

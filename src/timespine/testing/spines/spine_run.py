@@ -31,7 +31,7 @@ from timespine.core.effects import (
 from timespine.core.protocols.merge_spine import merge_level
 from timespine.errors import Determinate, Indeterminate, NoSpace
 from timespine.testing.spines.folder import SimulatedFolder
-from timespine.testing.spines.naive_batches import NaiveBatch, NaiveMerge
+from timespine.testing.spines.naive_batches import NaiveBatch
 from timespine.testing.spines.spine_checks import SpineChecks, State
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class SimulatedSpine:
         self.checks = SpineChecks(history.violate)
         self.accepted: set[int] = set()
         """The batches that it took."""
+        self.bound = 0
+        """The row from which on its filter keeps rows."""
         self.time = 0
         """The last time of an inserted batch."""
         self.merging: set[int] = set()
@@ -96,7 +98,7 @@ class SimulatedSpine:
         if isinstance(effect, TakeTurn):
             return MergeTurn(self.levels, len(self.merging) == 1)
         if isinstance(effect, OpenMerge):
-            return NaiveMerge(effect.plan)
+            return history.batches.open_merge(effect.plan, self.bound)
         if isinstance(effect, MergeSlice):
             return effect.merge.slice(effect.rows)
         if isinstance(effect, FinishMerge):
@@ -122,7 +124,8 @@ class SimulatedSpine:
         if isinstance(answer, tuple) and isinstance(answer[1], Manifest):
             began: SpineLevels[NaiveBatch] = answer[0]
             assert self.folder is not None
-            self.folder.expected[answer[1].number] = (list(self.checks.truth), began.is_dirty, began.upper)
+            truth = list(self.checks.truth)
+            self.folder.expected[answer[1].number] = (truth, began.is_dirty, began.upper, self.checks.floor)
         if self.levels is not old:
             self.checks.after_swap(old, self.levels)
             self.wake_levels()
@@ -146,8 +149,8 @@ class SimulatedSpine:
         if error is not None and not self.history.faults.fail:
             self.history.violate(f"after the faults stopped: {error!r}", error)
 
-    def _finish(self, merge: NaiveMerge) -> NaiveBatch | None:
-        output = merge.output(self.history.fresh())
+    def _finish(self, merge: Any) -> NaiveBatch | None:
+        output: NaiveBatch | None = merge.output(self.history.fresh())
         if output is None or not merge.plan.to_disk:
             return output
         assert self.folder is not None

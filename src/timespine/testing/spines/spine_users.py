@@ -1,4 +1,4 @@
-"""Users of simulated spines: they insert, read, pause, merge everything, save, fork and close."""
+"""Users of simulated spines: they insert, read, step with cursors, filter, pause, merge all, save, fork and close."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from timespine.core.effects import Protocol, Sleep, Swap
 from timespine.core.protocols import merge_spine, save_spine
 from timespine.errors import NoSpace, StoreClosed, TimespineError, Unavailable, UsageError
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import accumulate
-from timespine.testing.spines.naive_batches import NaiveBatch, fresh_batch
+from timespine.model.oracle import Row, accumulate
+from timespine.model.time import Time
+from timespine.testing.spines.naive_batches import NaiveBatch
+from timespine.testing.spines.spine_checks import counts_in, from_floor
 from timespine.testing.spines.spine_run import SimulatedSpine
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 CALLS = {
     "insert": 16,
     "try_insert": 3,
-    "read": 5,
+    "read": 4,
+    "cursor": 2,
+    "retain": 0.5,
     "pause": 1,
     "compact": 1,
     "save": 2,
@@ -64,6 +68,7 @@ class SpineUser:
         if error is None:
             return
         has_reason = isinstance(error, (Unavailable, NoSpace)) and "injected" in str(error)
+        has_reason |= isinstance(error, NoSpace) and kind == "compact" and self.history.folder.is_full
         if not has_reason and not (isinstance(error, StoreClosed) and spine.levels.is_closing):
             self.history.violate(f"{self.name} {kind} on {spine.name}: {error!r}", error)
 
@@ -73,7 +78,7 @@ class SpineUser:
         spine.time += 1
         rows = chance.choice((0, 1, 1, 2, 2, 3, 3, 6, 12, 30))
         updates = [(chance.randrange(ROWS), (spine.time,), chance.choice((1, 1, -1))) for _ in range(rows)]
-        return fresh_batch(self.history.fresh(), updates), Frontier.at(spine.time + 1)
+        return self.history.batches.fresh(self.history.fresh(), updates), Frontier.at(spine.time + 1)
 
     def _insert(self, spine: SimulatedSpine) -> Protocol[None]:
         batch, upper = self._batch(spine)
@@ -102,12 +107,39 @@ class SpineUser:
     def _read(self, spine: SimulatedSpine) -> Protocol[None]:
         """Take a view, and look at it again when much has happened."""
         levels: SpineLevels[NaiveBatch] = yield Swap(level_transitions.look)
+        as_of, floor, expected = self._view(spine, levels)
+        for _ in range(self.history.random.choice((1, 3))):
+            spine.checks.check_view(counts_in(levels.batches, as_of, floor), as_of, expected)
+            yield Sleep(self.history.random.choice((1, 30, 1_000)))
+
+    def _view(self, spine: SimulatedSpine, levels: SpineLevels[NaiveBatch]) -> tuple[Time, int, dict[Row, int]]:
+        """Choose a time; return it, the row from which on views are compared, and what they must show."""
         since = 0 if levels.since is None else levels.since.time
         as_of = (self.history.random.randint(since, max(spine.time, since)),)
-        expected = accumulate(spine.checks.truth, as_of)
-        for _ in range(self.history.random.choice((1, 3))):
-            spine.checks.check_view(levels.batches, as_of, expected)
-            yield Sleep(self.history.random.choice((1, 30, 1_000)))
+        floor = spine.checks.floor
+        return as_of, floor, accumulate(from_floor(spine.checks.truth, floor), as_of)
+
+    def _cursor(self, spine: SimulatedSpine) -> Protocol[None]:
+        """Step through all rows in order, while much happens between two steps."""
+        levels: SpineLevels[NaiveBatch] = yield Swap(level_transitions.look)
+        as_of, floor, expected = self._view(spine, levels)
+        forwards = self.history.chance() < 0.5
+        found: list[tuple[int, int]] = []
+        for row, count in self.history.batches.steps(levels.batches, as_of, forwards=forwards):
+            found.append((row, count))
+            if self.history.chance() < 0.2:
+                yield Sleep(self.history.random.choice((1, 30)))
+        rows = [row for row, _ in found]
+        if rows != sorted(set(rows), reverse=not forwards):
+            self.history.violate(f"a cursor of {spine.name} gave rows out of order")
+        spine.checks.check_view({row: count for row, count in found if row >= floor}, as_of, expected)
+
+    def _retain(self, spine: SimulatedSpine) -> Protocol[None]:
+        """Let merges that begin from now on drop the rows of small keys."""
+        levels: SpineLevels[NaiveBatch] = yield Swap(level_transitions.look)
+        if not levels.is_closing:
+            spine.bound = max(spine.bound, 3 * self.history.random.randrange(ROWS // 6))
+            spine.checks.raise_floor(spine.bound)
 
     def _pause(self, spine: SimulatedSpine) -> Protocol[None]:
         """Pause merging, insert perhaps, and resume."""
@@ -148,7 +180,7 @@ class SpineUser:
         levels: SpineLevels[NaiveBatch] = yield Swap(level_transitions.look)
         if len(self.history.spines) < SPINES_MAX:
             copy = SimulatedSpine(self.history, f"fork{self.history.fresh()}", level_transitions.fork(levels), None)
-            copy.checks.begin(spine.checks.truth, copy.levels)
+            copy.checks.begin(spine.checks.truth, copy.levels, spine.checks.floor)
             copy.time = spine.time
             self.history.spines.append(copy)
             copy.wake_levels()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from timespine.client.argument_types import Timeline
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import TimespineError
@@ -43,6 +44,12 @@ SMALL = replace(
 
 BLOBS = replace(QUICK, inline_part_bytes=1)
 """A configuration in which every row goes to a blob."""
+
+SHAPE: dict[str, Any] = {"key": {"k": "int64"}, "value": {"v": "string"}}
+"""The columns of the collections of a history."""
+
+TIMELINES: dict[str, Timeline] = {"orders": "counter", "events": "clock"}
+"""The collections that every history begins with and keeps, with their time lines."""
 
 RELAYED = 0.4
 """The chance that the processes of a history append for each other. Then there are several, and they append more."""
@@ -119,6 +126,7 @@ class History:
         """Whether a user has changed a schema."""
         self.kept: dict[str, Any] = {}
         """Critical holds, by name."""
+        self.shape, self.timelines = SHAPE, TIMELINES
         scheduler = self.scheduler
         scheduler.on_step = self._step
         scheduler.on_escape = self._escaped

@@ -26,7 +26,7 @@ from timespine.testing.stores.maintaining_users import MaintainingUser
 from timespine.testing.stores.reading_users import ReadingUser
 from timespine.testing.stores.thread_scheduler import Killed, ScheduledThread
 from timespine.testing.stores.user_calls import UserCall
-from timespine.testing.stores.users import SHAPE, TIMELINES
+from timespine.testing.stores.users import Caller
 from timespine.testing.stores.virtual_threads import virtual_threads
 from timespine.testing.stores.writing_users import WritingUser
 
@@ -36,7 +36,14 @@ PROCESSES = (1, 2, 2, 3)
 THREADS = (1, 2, 3)
 """Threads of each process that call the store."""
 
-BACKGROUND = ("timespine-heartbeat", "timespine-maintenance", "timespine-read", "timespine-delete", "timespine-relay")
+BACKGROUND = (
+    "timespine-delete",
+    "timespine-follow",
+    "timespine-heartbeat",
+    "timespine-maintenance",
+    "timespine-read",
+    "timespine-relay",
+)
 """Threads of a store that end with it."""
 
 FORGET_S = 30.0
@@ -89,9 +96,9 @@ class HistoryRun:
         self._end()
 
     def _create(self, process: StoreProcess, store: Store) -> None:
-        for name, timeline in TIMELINES.items():
+        for name, timeline in self.history.timelines.items():
             forget_within = FORGET_S if self.history.random.random() < 0.5 else None
-            store.create(name, timeline=timeline, forget_within=forget_within, **SHAPE)
+            store.create(name, timeline=timeline, forget_within=forget_within, **self.history.shape)
 
     def _begin(self) -> ScheduledThread:
         """Start a process that opens a store, uses it with some threads, and closes it."""
@@ -102,9 +109,10 @@ class HistoryRun:
         def main() -> None:
             read_only = chance.random() < 0.1
             history.open(process, maintenance=chance.random() < 0.6, read_only=read_only)
-            user = ReadOnlyUser if read_only else User
             threads = [
-                scheduler.spawn(process, f"user{number}", lambda: user(history, process).run(self.left))
+                scheduler.spawn(
+                    process, f"user{number}", lambda: self.user(process, read_only=read_only).run(self.left)
+                )
                 for number in range(chance.choice(THREADS))
             ]
             while any(not each.is_done for each in threads):
@@ -115,6 +123,10 @@ class HistoryRun:
             self._check_closed(process, is_alone=is_alone)
 
         return scheduler.spawn(process, "main", main)
+
+    def user(self, process: StoreProcess, *, read_only: bool) -> Caller:
+        """Return the calls of one thread of a process."""
+        return (ReadOnlyUser if read_only else User)(self.history, process)
 
     def _alone(self, work: Callable[[StoreProcess, Store], object]) -> None:
         """Let one process work with a store, and wait for it."""
@@ -256,7 +268,12 @@ def _rollups(state: State) -> set[str]:
 def run_store_history(seed: int, operations: int, faults: Faults | None = None, tracing: bool = False) -> HistoryResult:
     """Run one history of real stores and all checks after it."""
     history = History(seed, faults if faults is not None else FAULTS, tracing=tracing)
-    course = HistoryRun(history, operations)
+    return run_course(seed, HistoryRun(history, operations))
+
+
+def run_course(seed: int, course: HistoryRun) -> HistoryResult:
+    """Run the course of a history in a world of its own."""
+    history = course.history
     with memoized(), without_log(), with_short_waits(), with_numbered_ids(history), virtual_threads(history.scheduler):
         history.scheduler.run(course.run)
     if history.scheduler.deadlock and not history.world.violations:

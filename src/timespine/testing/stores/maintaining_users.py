@@ -11,7 +11,7 @@ from timespine.errors import Fenced, SchemaConflict, SinceError, Unavailable, Us
 from timespine.testing.simulator.violation import BrokenPromise
 from timespine.testing.stores.check_answers import count_read_rows, last_time
 from timespine.testing.stores.user_calls import UserCall
-from timespine.testing.stores.users import EXTRAS, SHAPE, TIMELINES, Caller, Kinds
+from timespine.testing.stores.users import EXTRAS, Caller, Kinds
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class MaintainingUser(Caller):
             each = self.chance.choice(sorted(kept.values(), key=lambda each: each.name))
             del kept[each.name]
             entries = self.world.names[-1][1].entries
-            name = next(name for name in TIMELINES if entries[name].id == each.collection)
+            name = next(name for name in self.history.timelines if entries[name].id == each.collection)
 
             def release(call: UserCall) -> None:
                 hold = self.store[name].critical_hold(each.name, token=each.token)
@@ -136,7 +136,7 @@ class MaintainingUser(Caller):
 
     def _take_hold(self) -> None:
         def work(call: UserCall) -> Any:
-            orders = self.store[self.chance.choice(list(TIMELINES))]
+            orders = self.store[self.chance.choice(list(self.history.timelines))]
             as_of = self.time_of(orders)
             if as_of < 0:
                 return None
@@ -189,7 +189,7 @@ class MaintainingUser(Caller):
         name, replace = self.chance.choice(EXTRAS), self.chance.random() < 0.4
 
         def work(call: UserCall) -> str:
-            return self.store.create(name, timeline="counter", replace=replace, **SHAPE).id
+            return self.store.create(name, timeline="counter", replace=replace, **self.history.shape).id
 
         call = self.call("create", work, UsageError)
         if call.is_done:

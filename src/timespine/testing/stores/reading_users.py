@@ -12,7 +12,7 @@ from timespine.columnar.schema.schema import DIFF, TIME, Schema
 from timespine.errors import HandleExpired, NotSealed, SinceError, UsageError
 from timespine.testing.stores.check_answers import count_read_rows, last_time, written_of
 from timespine.testing.stores.user_calls import UserCall
-from timespine.testing.stores.users import KEYS, TIMELINES, Caller, Kinds
+from timespine.testing.stores.users import KEYS, Caller, Kinds
 from timespine.testing.stores.world import Counts, Written, project_values
 
 
@@ -245,7 +245,7 @@ class ReadingUser(Caller):
 
     def _begin_to_listen(self) -> None:
         def work(call: UserCall) -> Any:
-            orders = self.store[self.chance.choice(list(TIMELINES))]
+            orders = self.store[self.chance.choice(list(self.history.timelines))]
             heard: list[Heard] = []
             callback = heard.append if self.chance.random() < 0.4 else None
             listener = orders.listen(snapshot=self.chance.random() < 0.6, timeout=0.5, callback=callback)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from timespine.client.argument_types import Timeline
 from timespine.client.collection import Collection
 from timespine.client.read.leases import LeasedState
 from timespine.client.store import Store
@@ -23,7 +22,6 @@ from timespine.errors import (
     Unavailable,
     UnknownCollection,
     UpperMismatch,
-    UsageError,
     VersionError,
 )
 from timespine.testing.simulator.violation import BrokenPromise, name_of_check
@@ -33,10 +31,6 @@ from timespine.testing.stores.user_calls import UserCall
 
 KEYS = 6
 """The number of keys of rows."""
-
-SHAPE: dict[str, Any] = {"key": {"k": "int64"}, "value": {"v": "string"}}
-TIMELINES: dict[str, Timeline] = {"orders": "counter", "events": "clock"}
-"""The collections that every history begins with and keeps, with their time lines."""
 
 EXTRAS = ("x0", "x1", "x2")
 """Names of collections that come and go."""
@@ -88,7 +82,7 @@ class Caller:
         extras = [name for name in self.world.names[-1][1].entries if name in EXTRAS]
         if extras and self.chance.random() < 0.3:
             return self.store[self.chance.choice(extras)]
-        return self.store[self.chance.choice(list(TIMELINES))]
+        return self.store[self.chance.choice(list(self.history.timelines))]
 
     def time_of(self, collection: Collection) -> int:
         """Return a readable time, as far as is known; -1 if there is none."""
@@ -160,8 +154,6 @@ class Caller:
             return self._was_dropped()
         if isinstance(error, StoreClosed):
             return self.process.is_closing
-        if isinstance(error, UsageError):
-            return "there is no collection with the id" in str(error) and self._was_dropped()
         if isinstance(error, HandleExpired):
             return "column" in str(error) and history.is_evolving
         return isinstance(error, NotSealed) and self._was_dropped()
@@ -186,4 +178,4 @@ def uppers_of(call: UserCall, caller: Caller, collection: str) -> list[int]:
     return [last_time(state) + 1 for state in states]
 
 
-__all__ = ["EXTRAS", "KEYS", "SHAPE", "TIMELINES", "Caller", "Kinds", "UpperMismatch", "uppers_of"]
+__all__ = ["EXTRAS", "KEYS", "Caller", "Kinds", "UpperMismatch", "uppers_of"]

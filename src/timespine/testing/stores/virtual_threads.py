@@ -1,6 +1,6 @@
 """Locks, conditions, events, threads and pools that wait in a scheduler instead of in the operating system.
 
-Inside of `virtual_threads(scheduler)` the modules of `timespine.client` and `timespine.columnar`
+Inside of `virtual_threads(scheduler)` the modules of `timespine.client`, `timespine.columnar` and `timespine.views`
 find these under the name `threading`, and pools and futures of the standard library are
 made of them. Taking a lock is a switch point; giving it back, waking others and starting
 a thread are not.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures._base
 import concurrent.futures.thread
 import contextlib
+import gc
 import itertools
 import queue
 import sys
@@ -22,9 +23,17 @@ from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 import timespine.pool
+from timespine.errors import UsageError
 from timespine.testing.stores.thread_scheduler import ScheduledThread, Scheduler
 
-PACKAGES = ("timespine.client.", "timespine.columnar.", "timespine.locks", "timespine.pool")
+PACKAGES = (
+    "timespine.arrangement.",
+    "timespine.client.",
+    "timespine.columnar.",
+    "timespine.views.",
+    "timespine.locks",
+    "timespine.pool",
+)
 """The packages whose modules wait in the scheduler."""
 
 
@@ -358,10 +367,18 @@ TIME = SimpleNamespace(
 )
 """Their module `time`."""
 
+REPLACED = (("threading", threading, THREADING), ("time", time, TIME), ("clock", time, TIME))
+"""Names in the patched modules, what they name, and what stands for it."""
+
 
 @contextlib.contextmanager
 def virtual_threads(scheduler: Scheduler) -> Iterator[None]:
-    """Run the threads of the client in a scheduler until the end of the block. One history at a time."""
+    """Run the threads of the client in a scheduler until the end of the block. One history at a time.
+
+    Raise UsageError if a store of this process is open: its threads would use locks of the history, and run in no
+    scheduler.
+    """
+    _refuse_open_stores()
     Virtual.scheduler = scheduler
     Thread.numbers, Thread.running = itertools.count(1), {}
     replaced: list[tuple[ModuleType, str, Any]] = []
@@ -373,7 +390,7 @@ def virtual_threads(scheduler: Scheduler) -> Iterator[None]:
     try:
         for name, module in sorted(sys.modules.items()):
             if name.startswith(PACKAGES):
-                for attribute, real, ours in (("threading", threading, THREADING), ("time", time, TIME)):
+                for attribute, real, ours in REPLACED:
                     if getattr(module, attribute, None) is real:
                         put(module, attribute, ours)
         put(timespine.pool, "queue", SimpleNamespace(SimpleQueue=SimpleQueue, Empty=queue.Empty))
@@ -385,3 +402,18 @@ def virtual_threads(scheduler: Scheduler) -> Iterator[None]:
         for module, name, value in replaced:
             setattr(module, name, value)
         scheduler.current = None
+
+
+def _refuse_open_stores() -> None:
+    """Raise UsageError if threads of a store run."""
+    if _store_threads():
+        gc.collect()  # a store that a program forgot ends its threads
+        if running := _store_threads():
+            raise UsageError(
+                f"a history cannot begin beside an open store, whose threads are {', '.join(running)}: close it"
+            )
+
+
+def _store_threads() -> list[str]:
+    """Name the threads of stores of this process."""
+    return sorted({thread.name for thread in threading.enumerate() if thread.name.startswith("timespine-")})

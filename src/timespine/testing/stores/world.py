@@ -10,7 +10,7 @@ its answer. The checks compare all answers of stores with that.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timespine.client.catalog import catalog
+from timespine.client.catalog.catalog_log import LOG
+from timespine.client.maintenance.sweep_turns import SWEEPS
 from timespine.columnar.parts.inline_part import decode_inline
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import DEFAULT
@@ -100,6 +102,8 @@ class StoreWorld(World):
         """Every catalog, and the compare-and-set that it came with."""
         self.by_call: dict[str, list[tuple[str, Added]]] = {}
         """By the call that wrote rows: the commits that added them."""
+        self.on_commit: Callable[[], None] = lambda: None
+        """Called after every compare-and-set that was accepted."""
         self._ids: set[str] = set()
         """Every id that the catalog ever named."""
         self._reachable: dict[str, tuple[int, set[str]]] = {}
@@ -115,13 +119,14 @@ class StoreWorld(World):
         for key, _, data in effect.writes:
             self.counts["commits"] += 1
             try:
-                if key == catalog.LOG:
+                if key == LOG:
                     self._learn_names(catalog.decode_catalog(len(self.logs.get(key, ())), data))
-                else:
+                elif key != SWEEPS:
                     self._commit(key, data)
             except TimespineError as error:
                 self.violate(f"{key}: an entry does not replay: {error!r}", error)
             self.logs.setdefault(key, []).append(data)
+        self.on_commit()
         return None
 
     def _learn_names(self, names: catalog.Names) -> None:

@@ -16,7 +16,7 @@ from timespine.errors import CollectionExists, Fenced, LateRows, NameBlocked, Sc
 from timespine.model.frontier import Frontier
 from timespine.testing.stores.check_answers import Pair, key_and_value
 from timespine.testing.stores.user_calls import UserCall
-from timespine.testing.stores.users import EXTRAS, KEYS, SHAPE, TIMELINES, Caller, Kinds, uppers_of
+from timespine.testing.stores.users import EXTRAS, KEYS, Caller, Kinds, uppers_of
 
 REFUSED = (CollectionExists, NameBlocked, LateRows, SchemaChanged)
 """The refusals of a transaction for which commits of others are the reason."""
@@ -63,7 +63,7 @@ class WritingUser(Caller):
 
     def write_at_once(self) -> None:
         """Write from several threads at once: the committer groups small writes, and changes see those of others."""
-        scheduler, name = self.history.scheduler, self.chance.choice(list(TIMELINES))
+        scheduler, name = self.history.scheduler, self.chance.choice(list(self.history.timelines))
         works = (self.append,) if self.chance.random() < 0.5 else (self.upsert, self.write, self.write)
         tasks = [
             scheduler.spawn(self.process, f"writer{number}", partial(self.chance.choice(works), name))
@@ -318,7 +318,7 @@ class WritingUser(Caller):
         def work(call: UserCall) -> Any:
             changed.clear()
             with self.store.transaction() as tx:
-                names = list(TIMELINES)
+                names = list(self.history.timelines)
                 self.chance.shuffle(names)
                 for name in names[: 1 + self.chance.randrange(2)]:
                     self._add_to(call, tx, self.store[name], changed)
@@ -348,7 +348,7 @@ class WritingUser(Caller):
 
     def _create_in(self, call: UserCall, tx: Transaction) -> None:
         name = self.chance.choice(EXTRAS)
-        created = tx.create(name, timeline="counter", replace=self.chance.random() < 0.3, **SHAPE)
+        created = tx.create(name, timeline="counter", replace=self.chance.random() < 0.3, **self.history.shape)
         if self.chance.random() < 0.5:
             tx.append(created, self.rows(call, created.id))
         else:

@@ -39,6 +39,13 @@ COUNT = "n"
 
 ADD, LEAST, GREATEST, AGAIN = "add", "least", "greatest", "again"
 
+SPREADS = ("var_samp", "var_pop", "stddev_samp", "stddev_pop")
+PAIRED = ("covar_samp", "covar_pop", "corr")
+PICKING = ("min_by", "max_by")
+
+FUNCTIONS = ("count", "sum", "avg", "min", "max", "count distinct", "sum distinct", *SPREADS, *PAIRED, *PICKING)
+"""The aggregates that the process computes. Spark computes all others, again for every group that changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
@@ -59,7 +66,6 @@ def accumulators_of(node: Aggregate) -> list[Accumulator]:
     """List what a stage keeps of each group of an aggregate, beside its number of rows."""
     found: list[Accumulator] = []
     for place, (_, call) in enumerate(node.calls):
-        argument = f"arg{place}"
 
         def keep(part: str, kind: str, type: pa.DataType, place: int = place, call: AggregateCall = call) -> None:
             name = f"{part}{place}"
@@ -69,20 +75,23 @@ def accumulators_of(node: Aggregate) -> list[Accumulator]:
             continue
         is_float = pa.types.is_floating(call.argument.type)
         if call.function in ("sum", "avg"):
-            keep("sum", AGAIN if is_float else ADD, pa.float64() if is_float else _sum_type(call.argument.type))
+            keep("sum", AGAIN if is_float else ADD, pa.float64() if is_float else _sum_type(call))
             keep("number", ADD, pa.int64())
         elif call.function == "count":
             keep("number", ADD, pa.int64())
         elif call.function in ("min", "max"):
             keep("value", LEAST if call.function == "min" else GREATEST, call.type)
         else:
-            assert call.function == "count distinct", (call, argument)
-            keep("value", AGAIN, pa.int64())
+            keep("value", AGAIN, call.type)
     return found
 
 
-def _sum_type(given: pa.DataType) -> pa.DataType:
-    return pa.decimal128(DIGITS, given.scale) if pa.types.is_decimal(given) else pa.int64()
+def _sum_type(call: AggregateCall) -> pa.DataType:
+    """Return the type that a sum is kept in. That of an average may be larger than a sum that is shown can be."""
+    assert call.argument is not None
+    if pa.types.is_decimal(call.argument.type):
+        return pa.decimal128(DIGITS, call.argument.type.scale)
+    return pa.decimal128(DIGITS, 0) if call.function == "avg" else pa.int64()
 
 
 class Grouping:
@@ -94,6 +103,11 @@ class Grouping:
         self.accumulators = accumulators_of(node)
         self.names = [*self.keys, *(each.name for each in self.accumulators), COUNT]
         """The columns of accumulated groups."""
+
+    @property
+    def minds_retractions(self) -> bool:
+        """Whether it matters which values are retracted, and not only their sums and numbers."""
+        return any(each.kind in (LEAST, GREATEST) for each in self.accumulators)
 
     def accumulate(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Accumulate weighted rows by group: keys, accumulators and the number of rows."""
@@ -198,11 +212,42 @@ def _accumulated(each: Accumulator) -> pl.Expr:
         if pa.types.is_decimal(each.type):
             return (value.cast(pl.Decimal(DIGITS, each.type.scale)) * weight.cast(pl.Decimal(DIGITS, 0))).sum()
         return (value.cast(pl.Int128) * weight.cast(pl.Int128)).sum().cast(pl.Int64, strict=True)
-    if each.call.function == "count distinct":
-        return value.drop_nulls().n_unique().cast(pl.Int64)
+    if each.kind == AGAIN:
+        return _of_members(each.call, value, weight)
     # SUBTLE: of changes, only rows that were added. Those that were retracted are looked at apart (test_engine.py).
     added = value.filter(weight > 0)
     return added.min() if each.kind == LEAST else added.max()
+
+
+def _of_members(call: AggregateCall, value: pl.Expr, weight: pl.Expr) -> pl.Expr:
+    """Return an aggregate of all rows of a group, whose counts are positive."""
+    function = call.function
+    if function == "count distinct":
+        return value.drop_nulls().n_unique().cast(pl.Int64)
+    if function == "sum distinct":
+        once = value.drop_nulls().unique()
+        wide = once if pa.types.is_decimal(call.type) else once.cast(pl.Int128)
+        return pl.when(once.len() > 0).then(wide.sum()).otherwise(None).cast(memory_type(call.type), strict=True)
+    one, two = (value.struct.field(name) for name in ("a0", "a1")) if function not in SPREADS else (value, value)
+    if function in PICKING:
+        there = two.is_not_null()
+        picked = one.filter(there).sort_by(
+            two.filter(there), one.filter(there), descending=function == "max_by", nulls_last=function == "max_by"
+        )
+        return picked.first()
+    there = one.is_not_null() & two.is_not_null()
+    x, y, w = one.filter(there), two.filter(there), weight.filter(there).cast(pl.Float64)
+    n = w.sum()
+    off_x, off_y = x - (x * w).sum() / n, y - (y * w).sum() / n
+    together = (off_x * off_y * w).sum()
+    if function == "corr":
+        spread = ((off_x * off_x * w).sum() * (off_y * off_y * w).sum()).sqrt()
+        return pl.when((n > 1) & (spread > 0)).then(together / spread)
+    if function.endswith("_pop"):
+        made = pl.when(n > 0).then(together / n)
+    else:
+        made = pl.when(n > 1).then(together / (n - 1))
+    return made.sqrt() if function.startswith("stddev") else made
 
 
 def _shown(call: AggregateCall, place: int) -> pl.Expr:
@@ -211,7 +256,7 @@ def _shown(call: AggregateCall, place: int) -> pl.Expr:
         return pl.col(COUNT)
     if call.function == "count":
         return pl.col(f"number{place}")
-    if call.function in ("min", "max", "count distinct"):
+    if call.function not in ("sum", "avg"):
         return pl.col(f"value{place}")
     total, number = pl.col(f"sum{place}"), pl.col(f"number{place}")
     if call.function == "sum":
@@ -224,8 +269,8 @@ def _shown(call: AggregateCall, place: int) -> pl.Expr:
     return total.cast(pl.Float64) / safe.cast(pl.Float64)
 
 
-def exact_sums(frame: pl.DataFrame, keys: list[str], argument: str, name: str) -> pl.DataFrame:
-    """Sum doubles by group, exactly: the result is the sum, rounded once."""
+def exact_parts(frame: pl.DataFrame, keys: list[str], argument: str) -> pl.DataFrame:
+    """Sum the whole parts of doubles by group and exponent, and tell which groups have NaN and infinities."""
     rows = frame.select([*keys, pl.col(argument).cast(pl.Float64).alias("_x"), WEIGHT]).filter(
         pl.col("_x").is_not_null()
     )
@@ -238,22 +283,27 @@ def exact_sums(frame: pl.DataFrame, keys: list[str], argument: str, name: str) -
         pl.Series("_e", exponent - 53, pl.Int32),
         pl.Series("_finite", finite, pl.Boolean),
     )
-    parts = rows.group_by([*keys, "_e"]).agg(
+    return rows.group_by([*keys, "_e"]).agg(
         (pl.col("_m").cast(pl.Int128) * pl.col(WEIGHT).cast(pl.Int128)).sum().alias("_sum"),
         (pl.col("_x").is_nan()).any().alias("_nan"),
         (pl.col("_x") == float("inf")).any().alias("_up"),
         (pl.col("_x") == float("-inf")).any().alias("_down"),
     )
+
+
+def exact_sums(frame: pl.DataFrame, keys: list[str], argument: str, name: str) -> pl.DataFrame:
+    """Sum doubles by group, exactly: the result is the sum, rounded once."""
+    parts = exact_parts(frame, keys, argument)
     grouped = parts.group_by(keys) if keys else parts.with_columns(pl.lit(0).alias("_all")).group_by("_all")
     sums = grouped.agg("_e", "_sum", "_nan", "_up", "_down")
     columns = [sums[each].to_list() for each in ("_e", "_sum", "_nan", "_up", "_down")]
-    totals: list[float | None] = [_rounded_sum(*each) for each in zip(*columns, strict=True)]
+    totals: list[float | None] = [rounded_sum(*each) for each in zip(*columns, strict=True)]
     if keys:
         return sums.select(keys).with_columns(pl.Series(name, totals, pl.Float64))
     return pl.DataFrame({name: totals or [None]}, schema={name: pl.Float64})
 
 
-def _rounded_sum(exponents: list[int], parts: list[int], nan: list[bool], up: list[bool], down: list[bool]) -> float:
+def rounded_sum(exponents: list[int], parts: list[int], nan: list[bool], up: list[bool], down: list[bool]) -> float:
     """Return the sum of part * 2^exponent, rounded once; there is one part for each exponent."""
     if any(nan) or (any(up) and any(down)):
         return float("nan")

@@ -95,6 +95,10 @@ class Evaluator:
         """Evaluate a plan over one version of the inputs."""
         return consolidate(self._at(plan, version, None))
 
+    def rows_of(self, plan: Plan, version: str, keys: Keys | None) -> pl.DataFrame:
+        """Evaluate the rows of a plan that have some keys, or all, over one version of the inputs."""
+        return self._at(plan, version, keys)
+
     def changes(self, plan: Plan) -> pl.DataFrame:
         """Evaluate how a plan changed."""
         if plan not in self._deltas:
@@ -114,7 +118,9 @@ class Evaluator:
         if not len(changed):
             return _empty(node)
         changes = grouping.accumulate(changed)
-        gone = grouping.accumulate(changed.filter(pl.col(WEIGHT) < 0).with_columns(-pl.col(WEIGHT)))
+        gone = changes.clear()
+        if grouping.minds_retractions:
+            gone = grouping.accumulate(_negated(changed.filter(pl.col(WEIGHT) < 0)))
         keys = Keys(tuple(grouping.keys), changes.select(grouping.keys)) if grouping.keys else None
         old = self._source.groups(node, keys)
         assert old is not None
@@ -238,7 +244,7 @@ class Evaluator:
         on_left = keys.part(tuple(names_of(plan.left))) if keys is not None else None
         on_right = keys.part(tuple(names_of(plan.right))) if keys is not None and plan.kind == "inner" else None
         starts_right = plan.kind == "inner" and (
-            (on_left is None and on_right is not None) or (_is_change(plan.right) and not _is_change(plan.left))
+            (on_left is None and on_right is not None) or (is_change(plan.right) and not is_change(plan.left))
         )
         first, second = (plan.right, plan.left) if starts_right else (plan.left, plan.right)
         begun = self._evaluate(first, on_right if starts_right else on_left)
@@ -246,7 +252,7 @@ class Evaluator:
             return _empty(plan)
         pairs = [(two, one) if starts_right else (one, two) for one, two in plan.keys]
         there: Keys | None = None
-        if pairs and (keys is not None or _is_change(first)):
+        if pairs and (keys is not None or is_change(first)):
             renamed = {one.name: two.name for one, two in pairs}
             if len(renamed) == len(pairs) == len(set(renamed.values())):
                 wanted = begun.select(list(renamed)).rename(renamed).drop_nulls().unique()
@@ -257,14 +263,14 @@ class Evaluator:
         return got if keys is None else keys.only(got)
 
 
-def _is_change(plan: Plan) -> bool:
+def is_change(plan: Plan) -> bool:
     """Return whether a plan is as small as the changes: it is one, or is restricted by one."""
     if isinstance(plan, Delta | Restrict):
         return True
     if isinstance(plan, Filter | Project):
-        return _is_change(plan.child)
+        return is_change(plan.child)
     if isinstance(plan, Join):
-        return _is_change(plan.left) or (plan.kind == "inner" and _is_change(plan.right))
+        return is_change(plan.left) or (plan.kind == "inner" and is_change(plan.right))
     return False
 
 

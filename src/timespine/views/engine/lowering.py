@@ -129,6 +129,11 @@ def _on(*names: str) -> Callable[[Maker], Maker]:
     return register
 
 
+def listed(function: str) -> bool:
+    """Return whether the process computes a function."""
+    return function in _FUNCTIONS
+
+
 def _args(lowering: Lowering, call: Call) -> list[pl.Expr]:
     return [lowering.lower(each) for each in call.args]
 
@@ -165,6 +170,11 @@ def _compare(lowering: Lowering, call: Call) -> pl.Expr:
 
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+@_on("struct")
+def _struct(lowering: Lowering, call: Call) -> pl.Expr:
+    return pl.struct([each.alias(f"a{place}") for place, each in enumerate(_args(lowering, call))])
 
 
 @_on("case")

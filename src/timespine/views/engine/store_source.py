@@ -20,6 +20,7 @@ from timespine.errors import UsageError
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import Keys, consolidate
 from timespine.views.engine.lowering import WEIGHT, memory_type, to_memory
+from timespine.views.engine.touched_rows import TouchedRows
 from timespine.views.plan.algebra import Aggregate, InputScan
 from timespine.views.plan.delta import NEW, OLD
 
@@ -39,6 +40,8 @@ class InputReader:
     """Changes of an input that is a view refreshed by the same commit: they are not stored yet."""
     stored: int | None = None
     """The time up to which such an input is stored."""
+    touched: TouchedRows | None = None
+    """Its rows that the refresh touches, shared with other views."""
 
     def rows(self, version: str, columns: list[str], keys: Keys | None) -> pl.DataFrame:
         """Read rows as of one time, under the names of the text."""
@@ -46,7 +49,17 @@ class InputReader:
             old = self._snapshot(self.stored, columns, keys)
             added = self._pending(columns)
             return consolidate(pl.concat([old, keys.only(added) if keys is not None else added]))
-        return self._snapshot(self.before if version == OLD else self.after, columns, keys)
+        time = self.before if version == OLD else self.after
+        if self.touched is not None and self.pending is None and keys is not None and time is not None:
+            return self._shared(self.touched, time, columns, keys)
+        return self._snapshot(time, columns, keys)
+
+    def _shared(self, touched: TouchedRows, time: int, columns: list[str], keys: Keys) -> pl.DataFrame:
+        """Read the rows of some keys through what the views of a refresh share."""
+        wanted = keys.frame.rename({name: self.names[name] for name in keys.names})
+        frame = touched.rows(time, [self.names[name] for name in columns], wanted)
+        self._check_counts(frame, time)
+        return frame.rename({self.names[name]: name for name in columns})
 
     def changes(self, columns: list[str]) -> pl.DataFrame:
         """Read the net changes, under the names of the text."""
@@ -54,6 +67,8 @@ class InputReader:
         if self.pending is not None and until == self.before:
             return self._pending(columns)
         present = [self.names[name] for name in columns]
+        if self.touched is not None and self.pending is None:
+            return self.touched.changes().select([*present, WEIGHT]).rename(dict(zip(present, columns, strict=True)))
         with open_changes(self.handle, self.before, until, ReadOptions(present)) as rows:
             frame = self._frame(rows, columns)
         return frame if self.pending is None else consolidate(pl.concat([frame, self._pending(columns)]))
@@ -69,11 +84,14 @@ class InputReader:
             if keys is not None:
                 restrict_to_keys(rows, self._keys(keys, rows.schema))
             frame = self._frame(rows, columns)
+        self._check_counts(frame, time)
+        return frame
+
+    def _check_counts(self, frame: pl.DataFrame, time: int) -> None:
         if len(frame) and frame[WEIGHT].min() < 0:  # type: ignore[operator]
             raise UsageError(
                 f"{self.handle.name} has rows with a negative count as of {time}: a view needs counts from 1 on"
             )
-        return frame
 
     def _keys(self, keys: Keys, schema: pa.Schema) -> pa.Table:
         present = [self.names[name] for name in keys.names]

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import polars as pl
+import pyarrow as pa
 
-from timespine.views.engine.lowering import WEIGHT, evaluate_columns, memory_type
+from timespine.views.engine.lowering import WEIGHT, Declined, evaluate_columns, memory_type
 from timespine.views.plan.algebra import SortKey, Top, WindowCall, WindowNode, names_of
 
 RANKS = ("row_number", "rank", "dense_rank")
+
+TOTALS = ("count", "sum", "min", "max")
+SHIFTS = ("lag", "lead")
+RUNNING = ("", "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
+"""The frames of aggregates in an order that the process computes."""
+
+
+def computes(call: WindowCall) -> bool:
+    """Return whether the process computes a window function."""
+    if call.function in RANKS:
+        return not call.frame
+    if call.function in SHIFTS:
+        return not call.frame and (not call.extra or call.extra.isdigit())
+    if call.function not in TOTALS:
+        return False
+    if not call.order:
+        return not call.frame
+    return call.frame in RUNNING and (call.argument is None or pa.types.is_integer(call.argument.type))
 
 
 def top_rows(plan: Top, rows: pl.DataFrame) -> pl.DataFrame:
@@ -29,12 +48,49 @@ def window_rows(plan: WindowNode, rows: pl.DataFrame) -> pl.DataFrame:
     got = single.select(names)
     over = [column.name for column in plan.partition]
     for column, call in plan.calls:
-        got = (
-            _ranked(got, names, over, column.name, call)
-            if call.function in RANKS
-            else _totaled(got, over, column.name, call)
-        )
+        if call.function in RANKS:
+            got = _ranked(got, names, over, column.name, call)
+        elif call.function in SHIFTS:
+            got = _shifted(got, names, over, column.name, call)
+        elif call.order:
+            got = _running(got, names, over, column.name, call)
+        else:
+            got = _totaled(got, over, column.name, call)
     return got.with_columns(pl.lit(1, pl.Int64).alias(WEIGHT))
+
+
+def _shifted(rows: pl.DataFrame, names: list[str], over: list[str], name: str, call: WindowCall) -> pl.DataFrame:
+    """Add the value of an earlier or a later row of the partition to each row."""
+    assert call.argument is not None
+    ordered = _sorted(rows, call.order, names)
+    value = evaluate_columns(ordered, [(name, call.argument)], ordered.columns)
+    steps = int(call.extra or 1) * (1 if call.function == "lag" else -1)
+    return value.with_columns(pl.col(name).shift(steps).over(over)).select([*rows.columns, name])
+
+
+def _running(rows: pl.DataFrame, names: list[str], over: list[str], name: str, call: WindowCall) -> pl.DataFrame:
+    """Add an aggregate of the rows up to each row, or up to its peers."""
+    ordered = _sorted(rows, call.order, names)
+    if call.argument is None:
+        value = ordered.with_columns(pl.lit(1, pl.Int64).alias(name))
+    else:
+        value = evaluate_columns(ordered, [(name, call.argument)], ordered.columns)
+    argument = pl.col(name)
+    number = argument.is_not_null().cast(pl.Int64).cum_sum()
+    if call.function == "count":
+        made = number
+    elif call.function == "sum":
+        made = pl.when(number > 0).then(argument.cast(pl.Int64).fill_null(0).cum_sum())
+        wide = value.select(argument.cast(pl.Int128).abs().sum())[name][0]
+        if wide is not None and wide > (1 << 63) - 1:
+            raise Declined("a running sum that may be too large for its type")
+    else:
+        made = (argument.cum_min() if call.function == "min" else argument.cum_max()).forward_fill()
+    got = value.with_columns(made.over(over).cast(memory_type(call.type)).alias(name))
+    if not call.frame:
+        peers = list(dict.fromkeys([*over, *(each.column.name for each in call.order)]))
+        got = got.with_columns(pl.col(name).last().over(peers))
+    return got.select([*rows.columns, name])
 
 
 def _totaled(rows: pl.DataFrame, over: list[str], name: str, call: WindowCall) -> pl.DataFrame:

@@ -108,12 +108,17 @@ class AggregateCall:
     """An aggregate function of one argument."""
 
     function: str
-    """count, sum, avg, min, max, count distinct; count without an argument counts rows."""
+    """count, sum, avg, min, max, count distinct, ...; count without an argument counts rows.
+
+    A text with zero characters is for Spark alone: each of these stands for the argument."""
     argument: Expression | None
+    """The argument; those of a function of two are a struct of a0 and a1."""
     type: pa.DataType
     """The type of the result."""
 
     def __str__(self) -> str:
+        if "\0" in self.function:
+            return self.function.replace("\0", str(self.argument))
         return f"{self.function}({'*' if self.argument is None else self.argument})"
 
 
@@ -156,15 +161,29 @@ class SortKey:
     nulls_last: bool
 
 
+PLACED = ("row_number", "lag", "lead", "ntile", "first_value", "last_value", "nth_value")
+"""Window functions that need a place for each row."""
+
+
 @dataclass(frozen=True, slots=True)
 class WindowCall:
     """A function over the partition of a row."""
 
     function: str
-    """row_number, rank, dense_rank; or, of all rows of the partition: count, sum, min, max."""
+    """row_number, rank, dense_rank, lag, lead, ..., or an aggregate of the rows of the frame."""
     argument: Expression | None
     order: tuple[SortKey, ...]
+    """The order; columns that it does not name break ties, where places matter."""
     type: pa.DataType
+    frame: str = ""
+    """The frame in Spark SQL; empty: the whole partition, with an order up to the peers of the row."""
+    extra: str = ""
+    """Constants after the argument, in Spark SQL."""
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the value depends on the place of a row among its peers, so that ties have to be broken."""
+        return self.function in PLACED or self.frame.startswith("ROWS")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,10 +50,21 @@ class Call:
     """The type of the result."""
 
     def __str__(self) -> str:
+        if self.function == "cast":
+            return str(self.args[0])
+        if len(self.args) == 2 and not self.function[0].isalpha():
+            one, two = (
+                f"({each})" if isinstance(each, Call) and len(each.args) > 1 else str(each) for each in self.args
+            )
+            return f"{one} {self.function} {two}"
         return f"{self.function}({', '.join(map(str, self.args))})"
 
 
 Expression = PlanColumn | Literal | Call
+
+TEXT_CALL = "spark"
+"""The function of a call that only Spark computes. Its first argument is the text as it was written; in it, the number
+of another argument between two zero characters stands for that argument."""
 
 
 def columns_of(expression: Expression) -> frozenset[str]:
@@ -75,9 +86,35 @@ def replace_columns(expression: Expression, change: Callable[[PlanColumn], Expre
 
 
 def conjuncts(expression: Expression) -> list[Expression]:
-    """Split a condition into those that all must hold."""
+    """Split a condition into those that all must hold; what all sides of an OR have in common is one of them.
+
+    (a AND b) OR (a AND c) = a AND (b OR c) holds with nulls too. So a join whose keys stand in each side has keys.
+    """
     if isinstance(expression, Call) and expression.function == "and":
         return [each for arg in expression.args for each in conjuncts(arg)]
+    if isinstance(expression, Call) and expression.function == "or":
+        return _factored(expression)
+    return [expression]
+
+
+def _factored(expression: Call) -> list[Expression]:
+    """Take out what all sides of an OR have in common."""
+    sides = [conjuncts(side) for side in _disjuncts(expression)]
+    common = [each for each in sides[0] if all(each in side for side in sides[1:])]
+    if not common:
+        return [expression]
+    rests = [conjunction([each for each in side if each not in common]) for side in sides]
+    if any(rest is None for rest in rests):
+        return common  # one side asks for nothing else
+    either = rests[0]
+    for rest in rests[1:]:
+        either = Call("or", (either, rest), expression.type)  # type: ignore[arg-type]
+    return [*common, either]  # type: ignore[list-item]
+
+
+def _disjuncts(expression: Expression) -> list[Expression]:
+    if isinstance(expression, Call) and expression.function == "or":
+        return [each for arg in expression.args for each in _disjuncts(arg)]
     return [expression]
 
 

@@ -21,6 +21,7 @@ from timespine.views.sql.reasons import NoRule, Reason, check_args, refuse
 from timespine.views.sql.relations import Fresh, Relation, aligned, combine, joined, outer_join
 from timespine.views.sql.scalars import Scalars, and_parts
 from timespine.views.sql.simplify import prune_columns
+from timespine.views.sql.spark_types import SparkTypes
 from timespine.views.sql.subqueries import apply_condition, is_subquery_condition, scalar_subquery
 
 Named = list[tuple[str, PlanColumn]]
@@ -45,9 +46,12 @@ _QUERY_ARGS: dict[type, set[str]] = {exp.Subquery: {"this", "alias"}, exp.Select
 _SET_ARGS = {"this", "expression", "distinct", "with_", "order", "limit", "by_name"}
 
 
-def plan_of(query: Query, inputs: Mapping[str, pa.Schema]) -> tuple[Plan, Named]:
-    """Return the plan of a query, and its columns under their names as written; raise UnsupportedView with reasons."""
-    builder = Builder(inputs)
+def plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | None = None) -> tuple[Plan, Named]:
+    """Return the plan of a query, and its columns under their names as written; raise UnsupportedView with reasons.
+
+    `types` has the types of what only Spark computes; without it, that is refused.
+    """
+    builder = Builder(inputs, types)
     tree = qualified(query, inputs)
     try:
         plan, named = builder.query(tree, {}, None)
@@ -64,8 +68,9 @@ def plan_of(query: Query, inputs: Mapping[str, pa.Schema]) -> tuple[Plan, Named]
 class Builder:
     """The translation of one query and its subqueries."""
 
-    def __init__(self, inputs: Mapping[str, pa.Schema]) -> None:
+    def __init__(self, inputs: Mapping[str, pa.Schema], types: SparkTypes | None = None) -> None:
         self.fresh = Fresh()
+        self.types = types
         self.reasons: list[Reason] = []
         self._inputs = {name.lower(): (name, schema) for name, schema in inputs.items()}
 
@@ -194,7 +199,7 @@ class Builder:
 
     def scalar(self, node: Any, relation: Relation, outer: Relation | None = None) -> Expression:
         """Translate a scalar expression over the columns of a relation."""
-        return Scalars(lambda each: self.resolve(each, relation, outer)).translate(node)
+        return Scalars(lambda each: self.resolve(each, relation, outer), self.types).translate(node)
 
     def resolve(self, node: Any, relation: Relation, outer: Relation | None = None) -> Expression | None:
         """Return the column of a relation that a node names, or of the query around it; None for other nodes."""

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from sqlglot import exp
 
-from timespine.views.plan.algebra import Aggregate, AggregateCall, Plan, SortKey, WindowCall, WindowNode
-from timespine.views.plan.expressions import Expression, Literal, PlanColumn
-from timespine.views.sql.functions import NotListed, aggregate_type, call
+from timespine.views.plan.algebra import Aggregate, Plan, SortKey, WindowNode
+from timespine.views.plan.expressions import Expression, PlanColumn
+from timespine.views.sql.aggregates import Aggregates, is_aggregate
 from timespine.views.sql.reasons import check_args, refuse
 from timespine.views.sql.relations import Relation, filtered, with_columns
 from timespine.views.sql.scalars import Scalars
+from timespine.views.sql.windows import window_call
 
 if TYPE_CHECKING:
     from timespine.views.sql.from_sql import Builder, Named
-
-_AGGREGATES: dict[type, str] = {exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.Count: "count"}
-_RANKS: dict[type, str] = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
 
 
 class SelectGroups:
@@ -38,7 +35,7 @@ class SelectGroups:
 
     def scalar(self, node: Any) -> Expression:
         """Translate an expression of SELECT or HAVING."""
-        return Scalars(self._resolve).translate(node)
+        return Scalars(self._resolve, self._builder.types).translate(node)
 
     def _resolve(self, node: Any) -> Expression | None:
         known = self._known.get(_text(node))
@@ -56,7 +53,8 @@ class SelectGroups:
         parts = [*self._node.expressions, self._node.args.get("having")]
         for part in parts:
             for each in _walk(part):
-                if isinstance(each, exp.AggFunc | exp.Filter) and not isinstance(each.parent, exp.Filter | exp.Window):
+                is_whole = not isinstance(each.parent, exp.Filter | exp.Window) and not is_aggregate(each.parent)
+                if (is_aggregate(each) or isinstance(each, exp.Filter)) and is_whole:
                     found.setdefault(_text(each), each)
         return list(found.values())
 
@@ -68,8 +66,9 @@ class SelectGroups:
         plan, columns = with_columns(builder.fresh, relation.plan, [each for _, each in keys])
         builder.check_keys(self._node.args.get("group") or self._node, columns, "GROUP BY")
         calls = []
+        aggregates = Aggregates(lambda each: builder.scalar(each, relation), builder.types)
         for each in self._aggregates():
-            made = self._aggregate(each)
+            made = aggregates.translate(each)
             column = builder.fresh.column(_text(each).lower(), made.type)
             self._known[_text(each)] = column
             calls.append((column, made))
@@ -88,51 +87,11 @@ class SelectGroups:
         if group.args.get("all"):
             items = [each.this if isinstance(each, exp.Alias) else each for each in self._node.expressions]
             return [each for each in items if not each.find(exp.AggFunc)]
+        for each in group.expressions:
+            if isinstance(each, exp.GroupingSets | exp.Rollup | exp.Cube):
+                what = {exp.GroupingSets: "GROUPING SETS", exp.Rollup: "ROLLUP", exp.Cube: "CUBE"}[type(each)]
+                raise refuse(group, f"{what} has no rule", "write a UNION ALL of GROUP BYs")
         return list(group.expressions)
-
-    def _aggregate(self, node: Any) -> AggregateCall:
-        """Translate an aggregate; FILTER becomes a CASE inside of it."""
-        condition = None
-        inner = node
-        if isinstance(node, exp.Filter):
-            inner, condition = node.this, self._builder.scalar(node.expression.this, self._relation)
-        if isinstance(inner, exp.CountIf):
-            tested = self._builder.scalar(inner.this, self._relation)
-            if condition is not None:
-                tested = call("and", tested, condition)
-            return AggregateCall(
-                "count", call("case", tested, Literal(1, pa.int32()), Literal(None, pa.int32())), pa.int64()
-            )
-        function = _AGGREGATES.get(type(inner))
-        if function is None:
-            written = inner.sql_name().lower()
-            raise refuse(
-                node, f"the aggregate {written} has no rule", "use sum, count, avg, min, max, or policy 'full'"
-            )
-        check_args(inner, {"this", "expressions", "big_int"})
-        argument = inner.this
-        if isinstance(argument, exp.Distinct):
-            check_args(argument, {"expressions"})
-            if function != "count" or len(argument.expressions) != 1:
-                raise refuse(
-                    node, f"{function}(DISTINCT ...) of this form has no rule", "aggregate over a SELECT DISTINCT"
-                )
-            function, argument = "count distinct", argument.expressions[0]
-        elif inner.expressions:
-            raise refuse(node, f"{function} of several columns has no rule", "count them one by one")
-        if isinstance(argument, exp.Star) or argument is None:
-            value: Expression | None = None
-        else:
-            value = self._builder.scalar(argument, self._relation)
-            if function == "count" and isinstance(value, Literal) and value.value is not None:
-                value = None
-        try:
-            if condition is not None:
-                value = Literal(1, pa.int32()) if value is None else value
-                value = call("case", condition, value, Literal(None, value.type))
-            return AggregateCall(function, value, aggregate_type(function, value.type if value is not None else None))
-        except NotListed as error:
-            raise refuse(node, str(error), "this process cannot compute it as Spark does; Spark has to") from None
 
     # HAVING and windows.
 
@@ -162,34 +121,16 @@ class SelectGroups:
         check_args(node, {"this", "partition_by", "order", "spec", "over"})
         parts = [self.scalar(each) for each in node.args["partition_by"]]
         order = node.args["order"].expressions if node.args.get("order") else []
-        rank = _RANKS.get(type(node.this))
-        function = rank or _AGGREGATES.get(type(node.this))
-        if function in (None, "avg") or node.args.get("spec") is not None or (order and rank is None):
-            raise refuse(
-                node, "this window function or frame has no rule", "use a rank, or an aggregate of the partition"
-            )
         for each in order:
             check_args(each, {"this", "desc", "nulls_first"})
         wanted = [self.scalar(each.this) for each in order]
         plan, columns = with_columns(self._builder.fresh, self._relation.plan, [*parts, *wanted])
         self._builder.check_keys(node, columns, "a window")
         keys = tuple(sort_key(each, column) for each, column in zip(order, columns[len(parts) :], strict=True))
-        made = WindowCall(rank, None, keys, pa.int32()) if rank is not None else self._total(node)
+        made = window_call(node, keys, self.scalar, self._builder.types)
         column = self._builder.fresh.column(_text(node).lower(), made.type)
         self._relation.plan = WindowNode(plan, tuple(dict.fromkeys(columns[: len(parts)])), ((column, made),))
         return column
-
-    def _total(self, node: Any) -> WindowCall:
-        inner = node.this
-        value = None if isinstance(inner.this, exp.Star) else self.scalar(inner.this)
-        function = _AGGREGATES[type(inner)]
-        if value is not None and pa.types.is_floating(value.type):
-            raise refuse(node, "a window over floating-point numbers has no rule", "cast them to decimals")
-        try:
-            made = aggregate_type(function, value.type if value is not None else None)
-        except NotListed as error:
-            raise refuse(node, str(error), "use policy 'full'") from None
-        return WindowCall(function, value, (), made)
 
 
 def sort_key(node: Any, column: PlanColumn) -> SortKey:

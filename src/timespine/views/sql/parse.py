@@ -5,27 +5,36 @@ Of sqlglot only `parse_one` and `qualify` are used: its types and its rewriting 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import OptimizeError, ParseError, SqlglotError
+from sqlglot.errors import OptimizeError, ParseError, SqlglotError, TokenError
 from sqlglot.optimizer.qualify import qualify
 
 from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
+from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
 from timespine.views.sql.reasons import Reason, reason_at
 
 NOT_DETERMINISTIC = {
     *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
     *("input_file_name", "current_user", "first", "first_value", "last", "last_value", "any_value", "collect_list"),
     *("approx_percentile", "percentile_approx", "current_timestamp", "now", "current_date", "current_time"),
-    *("array_agg", "approx_quantile", "approx_distinct"),
+    *("array_agg", "approx_quantile", "approx_distinct", "array_unique_agg", "collect_set", "group_concat", "mode"),
+    *("listagg", "string_agg", "randstr", "uniform", "current_catalog", "current_database", "current_schema"),
+    *("current_timezone", "session_user", "user", "version", "localtimestamp", "curdate", "java_method", "reflect"),
+    *("input_file_block_start", "input_file_block_length", "approx_count_distinct", "approx_top_k", "count_min_sketch"),
 }
 """Functions whose answer does not follow from the rows of the inputs alone."""
+
+
+_FIRST_WORD = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(\w+)", re.DOTALL)
+_QUERIES = {"SELECT", "WITH", "FROM", "VALUES", "TABLE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +53,13 @@ def parse_query(text: str) -> Query:
     """Parse one SELECT; raise UnsupportedView for anything else, and for what has no definite answer."""
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"sql is the text of a SELECT, not {short_repr(text)}")
+    _check_first_word(text)
     try:
         trees = sqlglot.parse(text, read="spark")
     except ParseError as error:
-        found = error.errors[0] if error.errors else {}
-        what = str(found.get("description") or error).splitlines()[0].rstrip(".")
-        place = Reason(int(found.get("line") or 0), int(found.get("col") or 0), what, "write one SELECT of Spark SQL")
-        raise UnsupportedView("the query does not parse", (place,)) from None
+        raise UnsupportedView("the query does not parse", (parse_reason(error),)) from None
+    except TokenError:
+        raise UnsupportedView("the query does not parse", (unclosed_reason(text),)) from None
     except (SqlglotError, RecursionError) as error:
         raise UnsupportedView(f"the query does not parse: {str(error).splitlines()[0]}") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
@@ -62,6 +71,18 @@ def parse_query(text: str) -> Query:
     return Query(text, tree, _tables(tree))
 
 
+def _check_first_word(text: str) -> None:
+    """Refuse other statements before they are parsed: sqlglot warns of those that it does not know."""
+    found = _FIRST_WORD.match(text)
+    if found is not None and found[1].upper() not in _QUERIES:
+        line = text.count("\n", 0, found.start(1)) + 1
+        column = found.start(1) - text.rfind("\n", 0, found.start(1))
+        where = Reason(
+            line, column, f"{found[1]} begins no query", "write a SELECT, or WITH; store.sql takes statements"
+        )
+        raise UnsupportedView("a view is one SELECT", (where,))
+
+
 def _without_answer(tree: Any) -> list[Reason]:
     """List what makes the answer depend on more than the rows of the inputs."""
     found = []
@@ -69,7 +90,7 @@ def _without_answer(tree: Any) -> list[Reason]:
         name = (
             str(node.this) if isinstance(node, exp.Anonymous) else node.sql_name() if isinstance(node, exp.Func) else ""
         )
-        if name.lower() in NOT_DETERMINISTIC:
+        if name.lower() in NOT_DETERMINISTIC and not _is_ordered(node):
             what = f"{name.lower()}() gives another answer each time"
             found.append(reason_at(node, what, "leave it out, or store its value in a collection", forbidden=True))
         elif isinstance(node, exp.TableSample):
@@ -77,6 +98,17 @@ def _without_answer(tree: Any) -> list[Reason]:
         elif isinstance(node, exp.Version):
             found.append(reason_at(node, "a view follows its inputs", "leave out AS OF", forbidden=True))
     return found
+
+
+def _is_ordered(node: Any) -> bool:
+    """Return whether an order around a function makes its answer definite."""
+    above = node.parent
+    if isinstance(node, exp.ArrayAgg | exp.ArrayUniqueAgg):
+        return isinstance(above, exp.ArraySort)
+    while isinstance(above, exp.IgnoreNulls | exp.RespectNulls):
+        above = above.parent
+    is_place = isinstance(node, exp.FirstValue | exp.LastValue | exp.First | exp.Last)
+    return is_place and isinstance(above, exp.Window) and above.args.get("order") is not None
 
 
 def _tables(tree: Any) -> tuple[str, ...]:
@@ -106,9 +138,12 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
     try:
         return qualify(tree, schema=schema, dialect="spark", expand_alias_refs=True)
     except (OptimizeError, SqlglotError) as error:
-        what = str(error).splitlines()[0].rstrip(".")
+        reason = name_reason(error, query.tree, inputs)
+        # Spark knows names inside of nested columns, and those that LATERAL VIEW makes; sqlglot may not.
+        is_nested = any(pa.types.is_nested(each.type) for columns in inputs.values() for each in columns)
+        is_certain = not is_nested and query.tree.find(exp.Lateral, exp.Pivot, exp.Unnest) is None
         raise UnsupportedView(
-            "the names of the query do not resolve", (Reason(0, 0, what, "look at the names"),)
+            "the names of the query do not resolve", (replace(reason, forbidden=is_certain),)
         ) from None
 
 

@@ -13,9 +13,10 @@ from sqlglot import exp
 from timespine.columnar.schema.types import parse_type
 from timespine.errors import UsageError
 from timespine.views.engine.lowering import Declined, fold_constant
-from timespine.views.plan.expressions import Call, Expression, Literal, columns_of
+from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Literal, columns_of
 from timespine.views.sql.functions import BIGINT, DATE, DOUBLE, INT, TEXT, NotListed, call, explicit_cast
-from timespine.views.sql.reasons import check_args, refuse
+from timespine.views.sql.reasons import NoRule, check_args, refuse
+from timespine.views.sql.spark_types import SparkTypes
 
 Resolve = Callable[[Any], Expression | None]
 """A function that gives the expression of a node which the caller knows: a column, an aggregate; None for others."""
@@ -84,23 +85,53 @@ _PARTS = {"YEAR": "year", "MONTH": "month", "DAY": "day", "QUARTER": "quarter", 
 class Scalars:
     """The translation of scalar expressions, with the columns that a caller resolves."""
 
-    def __init__(self, resolve: Resolve) -> None:
+    def __init__(self, resolve: Resolve, types: SparkTypes | None = None) -> None:
         self._resolve = resolve
+        self._types = types
+        """The types of what only Spark computes; None if there is no session that could."""
 
     def translate(self, node: Any) -> Expression:
         """Return the typed expression of a node; raise NoRule, with the place, if the list does not have it."""
         known = self._resolve(node)
         if known is not None:
             return known
-        if type(node) in _KNOWN:
-            check_args(node, {"this", "expression", "expressions", *_ARGS.get(type(node), ())})
         try:
+            if type(node) in _KNOWN:
+                check_args(node, {"this", "expression", "expressions", *_ARGS.get(type(node), ())})
             made = self._made(node)
             if isinstance(made, Call) and not columns_of(made) and made.type in (DATE, INT, BIGINT, TEXT):
                 return fold_constant(made)
             return made
         except (NotListed, Declined) as error:
-            raise refuse(node, str(error), "this process cannot compute it as Spark does; Spark has to") from None
+            found = self._on_spark(node)
+            if found is None:
+                raise refuse(node, str(error), "this process cannot compute it as Spark does; Spark has to") from None
+            return found
+        except NoRule:
+            found = self._on_spark(node)
+            if found is None:
+                raise
+            return found
+
+    def _on_spark(self, node: Any) -> Expression | None:
+        """Return a node as text that Spark computes; None if there is no session, or Spark has no answer either."""
+        if self._types is None or isinstance(node, exp.Literal | exp.Null):
+            return None
+        args: list[Expression] = []
+
+        def argument(each: Any) -> Any:
+            found = self._resolve(each)
+            if found is None:
+                return each
+            args.append(found)
+            return exp.Var(this=f"\0{len(args) - 1}\0")
+
+        try:
+            text = node.copy().transform(argument).sql("spark", comments=False)
+            kind = self._types.type_of(text, args)
+        except (NoRule, NotListed):
+            return None
+        return Call(TEXT_CALL, (Literal(text, TEXT), *args), kind)
 
     def _made(self, node: Any) -> Expression:
         go = self.translate
@@ -159,9 +190,7 @@ class Scalars:
             return call("add days", _date_of(go(node.this)), go(node.expression))
         name = node.sql_name() if isinstance(node, exp.Func) else node.key
         written = str(node.this) if isinstance(node, exp.Anonymous) else name
-        raise refuse(
-            node, f"{written.lower()} is not on the list of this process", "Spark has to compute it: use policy 'full'"
-        )
+        raise NotListed(f"{written.lower()} is not on the list of this process")
 
     def _is(self, node: Any) -> Expression:
         if isinstance(node.expression, exp.Null):

@@ -61,7 +61,7 @@ def apply_condition(builder: Builder, node: Any, relation: Relation, ctes: Ctes)
                 return scalar_subquery(builder, each, relation, ctes)
             return builder.resolve(each, relation)
 
-        condition = Scalars(resolve).translate(node)
+        condition = Scalars(resolve, builder.types).translate(node)
         relation.plan = filtered(relation.plan, [condition])
 
 

@@ -146,7 +146,7 @@ def test_a_change_that_gives_up_leaves_no_blob_of_its_patches(place, monkeypatch
     store, other = place.open(config=BLOBS), place.open(config=BLOBS)
     table = create(store)
     table.append([row(each) for each in range(50)])
-    commit, committed = store._committer.commit, store._committer._committed
+    commit, committed = store._committer.commit, store._committer._commit_transactions
 
     def first(*commands, reads=(), patience=None):
         if isinstance(commands[0][1], CompareAndAppend):
@@ -158,7 +158,7 @@ def test_a_change_that_gives_up_leaves_no_blob_of_its_patches(place, monkeypatch
         return committed(*given)
 
     monkeypatch.setattr(store._committer, "commit", first)
-    monkeypatch.setattr(store._committer, "_committed", later)
+    monkeypatch.setattr(store._committer, "_commit_transactions", later)
     with pytest.raises(Contention):
         table.delete(where="k >= 0")
     assert set(place.blobs(f"{table.id}/")) <= set(table._handle.state().keys())

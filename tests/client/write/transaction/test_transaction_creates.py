@@ -67,7 +67,7 @@ def test_nothing_is_created_if_the_transaction_comes_to_nothing(place, config, h
     assert store.names() == ["orders"]
     assert place.blobs(f"{audit.id}/") == []
     assert audit.id not in place.consensus.list_keys()
-    with pytest.raises(UsageError):
+    with pytest.raises(ClosedError, match="was dropped, or never created"):
         audit.append([row(1)])
     store.close()
     assert audit.id not in place.consensus.list_keys(), "nor when the process says goodbye"

@@ -1,0 +1,54 @@
+"""What a process used: processor time, bytes that it asked to read and to write, and its most memory."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Totals of this process and of the children that it waited for."""
+
+    cpu_s: float
+    """Seconds of processor time, in user code and in the system, over all threads."""
+
+    read_mb: float
+    """What read calls returned, from the disk or from the page cache. Mapped files are not counted."""
+
+    written_mb: float
+    """What write calls were given."""
+
+    def since(self, before: Usage) -> Usage:
+        """Subtract what was used before."""
+        return Usage(self.cpu_s - before.cpu_s, self.read_mb - before.read_mb, self.written_mb - before.written_mb)
+
+
+def used() -> Usage:
+    """Measure now. A system without /proc counts no bytes."""
+    times = [resource.getrusage(each) for each in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    asked = _io()
+    cpu = sum(each.ru_utime + each.ru_stime for each in times)
+    return Usage(cpu, asked.get("rchar", 0) / MB, asked.get("wchar", 0) / MB)
+
+
+def peak_mb() -> float:
+    """Give the most memory that this process ever had. Linux counts it since exec, ru_maxrss with the parent's."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (MB if sys.platform == "darwin" else 1024)
+
+
+def _io() -> dict[str, int]:
+    with suppress(OSError):
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+    return {}

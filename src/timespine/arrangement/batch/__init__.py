@@ -1,0 +1,1 @@
+"""The unit of an arrangement: sorted updates in chunks and batches, in memory or in mapped files."""

@@ -1,0 +1,1 @@
+"""Following a collection: which columns, when to save, and the read-only use of what was saved."""

@@ -1,0 +1,134 @@
+"""A checkpoint of an arrangement, opened for reading in any process: files are mapped, searched, and not read whole.
+
+It does not follow the collection: it is the rows as of the upper that was saved. While it is open, the process that
+owns the folder deletes none of its files.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from timespine.arrangement.batch.batch import Batch
+from timespine.arrangement.batch.file import FileFacts, open_batch
+from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.layout import Layout
+from timespine.arrangement.manifest import pin_manifest
+from timespine.arrangement.read.arranged_reads import ArrangedReads
+from timespine.arrangement.read.view import ArrangementView
+from timespine.columnar.schema.schema import Schema
+from timespine.errors import NotSealed, SinceError, StoreClosed
+from timespine.model.frontier import Frontier
+from timespine.model.time import INT64_MAX, Time, check_time
+
+
+class OpenedCheckpoint(ArrangedReads):
+    """The rows of a checkpoint. They never change; `refresh` opens a newer one.
+
+    Pickled, it is the folder and the number: another process opens the same checkpoint, if this one keeps it open.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], number: int | None = None) -> None:
+        self.folder = os.path.abspath(os.fspath(folder))
+        """Where it is."""
+        self._counts = FilterCounts()
+        self._is_closed = False
+        self._open(number)
+
+    def _open(self, number: int | None) -> None:
+        pinned = pin_manifest(self.folder, number)
+        try:
+            stored = pinned.stored
+            layout = Layout(Schema.decode(stored.schema), stored.by)
+            facts = {each.name: FileFacts(each.size, each.footer_hash) for each in stored.files}
+            batches = [open_batch(os.path.join(self.folder, name), each, layout) for name, each in facts.items()]
+        except BaseException:
+            pinned.close()
+            raise
+        self._pinned, self._layout, self._batches = pinned, layout, tuple(batches)
+
+    @property
+    def number(self) -> int:
+        """Return the number of the checkpoint: later ones have larger numbers."""
+        return self._pinned.stored.number
+
+    @property
+    def upper(self) -> Frontier | None:
+        """Return the frontier below which it has all updates; None if it was saved without one."""
+        return self._pinned.stored.upper
+
+    @property
+    def since(self) -> Frontier | None:
+        """Return the frontier from which on it can be read; None if all times can."""
+        return self._pinned.stored.since
+
+    @property
+    def layout(self) -> Layout:
+        """Return the columns, and those that rows are arranged by."""
+        return self._layout
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Return the mapped batches."""
+        return self._batches
+
+    def at(self, as_of: Time) -> ArrangementView:
+        """Return the rows as of another time that it has."""
+        time = check_time(as_of, self._layout.schema.arity)
+        if self.since is not None and not self.since.less_equal(time):
+            raise SinceError(time, self.since)
+        if self.upper is not None and self.upper.less_equal(time):
+            raise NotSealed(time, self.upper)
+        return self._view_at(time)
+
+    def _view(self) -> ArrangementView:
+        last = INT64_MAX if self.upper is None or self._layout.schema.arity > 1 else self.upper.last_complete()
+        return self._view_at((last or 0,) * self._layout.schema.arity)
+
+    def _view_at(self, time: Time) -> ArrangementView:
+        if self._is_closed:
+            raise StoreClosed("this checkpoint is closed: open its folder again")
+        return ArrangementView(self._layout, self._batches, time, self._counts)
+
+    def refresh(self) -> bool:
+        """Open the newest checkpoint of the folder; return whether it is a newer one. Views keep what they have."""
+        if self._is_closed:
+            raise StoreClosed("this checkpoint is closed: open its folder again")
+        before = self._pinned
+        self._open(None)
+        before.close()
+        return self._pinned.stored.number != before.stored.number
+
+    def verify(self) -> None:
+        """Verify all files now, instead of each chunk at its first touch; CorruptionError if one is damaged."""
+        for batch in self._batches:
+            batch.verify()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return figures of the checkpoint, and of the filters of its files."""
+        return {
+            "batches": len(self._batches),
+            "rows": sum(batch.rows for batch in self._batches),
+            "bytes": sum(batch.nbytes for batch in self._batches),
+            **{name.replace("_", " "): getattr(self._counts, name) for name in FilterCounts.__slots__},
+        }
+
+    def close(self) -> None:
+        """Let its files be deleted. Views that were taken keep theirs."""
+        self._is_closed = True
+        self._pinned.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenedCheckpoint, (self.folder, self.number)
+
+    def __enter__(self) -> OpenedCheckpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def open_checkpoint(folder: str | os.PathLike[str], *, number: int | None = None) -> OpenedCheckpoint:
+    """Open the newest checkpoint of a folder for reading, or the one of a number. Any process may, at any time."""
+    return OpenedCheckpoint(folder, number)

@@ -1,0 +1,1 @@
+"""Reading some batches of an arrangement as of a time."""

@@ -1,0 +1,1 @@
+"""Batches that merge themselves in the background."""

@@ -1,0 +1,96 @@
+"""Look up the keys of a partition in a mapped checkpoint: the part of `enrich` that runs in a worker."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from timespine.arrangement.opened import OpenedCheckpoint
+from timespine.columnar.ingest.cast import cast_column
+from timespine.columnar.schema.schema import DIFF
+from timespine.columnar.schema.types import is_nested
+from timespine.errors import UsageError
+from timespine.spark.hide_tracebacks import plain_errors
+from timespine.spark.type_mapping import from_spark_batch, to_spark_schema, to_spark_table
+
+OPEN_MAX = 4
+"""Checkpoints that a worker keeps mapped."""
+
+_opened: OrderedDict[tuple[str, int], OpenedCheckpoint] = OrderedDict()
+"""The checkpoints of this worker, the one that was used last at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnrichTask:
+    """The work of every task."""
+
+    folder: str
+    number: int
+    """The checkpoint that the driver chose."""
+    keys: dict[str, int]
+    """The arranged columns, and the place of each in the rows of the DataFrame."""
+    added: tuple[str, ...]
+    """The columns to add."""
+    how: str
+    """What becomes of rows without a match: "left" keeps them, "inner" does not."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Add the columns to the rows of a partition."""
+        with plain_errors():
+            opened = open_once(self.folder, self.number)
+            for batch in batches:
+                yield from self._enriched(batch, opened).to_batches()
+
+    def _enriched(self, batch: pa.RecordBatch, opened: OpenedCheckpoint) -> pa.Table:
+        schema = opened.layout.schema
+        given = pa.RecordBatch.from_arrays([batch.column(place) for place in self.keys.values()], names=[*self.keys])
+        probes = from_spark_batch(given, schema)
+        keys = pa.table({name: cast_column(name, probes.column(name), schema.types[name]) for name in self.keys})
+        found = opened.fetch(keys.drop_null(), counts=True)
+        own, theirs = match_rows(keys, found, self.how)
+        shape = to_spark_schema(pa.schema([schema.arrow.field(name) for name in self.added]))
+        added = to_spark_table(found.select(list(self.added)), shape).take(theirs)
+        rows = pa.Table.from_batches([batch]).take(own)
+        names = [f"c{place}" for place in range(rows.num_columns + added.num_columns)]
+        return pa.Table.from_arrays([*rows.columns, *added.columns], names=names)
+
+
+def match_rows(keys: pa.Table, found: pa.Table, how: str) -> tuple[pa.Array, pa.Array]:
+    """Match rows by their keys, in the order of the first; return the places of both sides, null without a match.
+
+    A row of the second that counts several times is matched as often.
+    """
+    counts = found.column(DIFF).to_numpy()
+    if len(counts) and counts.min() < 0:
+        raise UsageError("some rows of the checkpoint have a negative count, so they cannot be rows of a DataFrame")
+    if any(is_nested(field.type) for field in keys.schema):
+        raise AssertionError("rows are not arranged by nested columns")
+    names = keys.column_names
+    left: pl.DataFrame = pl.DataFrame(pl.from_arrow(keys)).with_row_index("_own")
+    right: pl.DataFrame = pl.DataFrame(pl.from_arrow(found.select(names))).with_row_index("_theirs")
+    kind: Any = how
+    pairs = left.join(right, on=names, how=kind, nulls_equal=False, maintain_order="left_right")
+    own, theirs = pairs["_own"].to_arrow().cast(pa.int64()), pairs["_theirs"].to_arrow().cast(pa.int64())
+    if not len(counts) or counts.max() == 1:
+        return own, theirs
+    times = np.ones(len(own), np.int64)
+    matched = theirs.is_valid().to_numpy(zero_copy_only=False)
+    times[matched] = counts[theirs.drop_null().to_numpy()]
+    again = pa.array(np.repeat(np.arange(len(own)), times))
+    return own.take(again), theirs.take(again)
+
+
+def open_once(folder: str, number: int) -> OpenedCheckpoint:
+    """Map a checkpoint, once for all tasks of this worker."""
+    place = (folder, number)
+    opened = _opened.pop(place, None) or OpenedCheckpoint(folder, number)
+    _opened[place] = opened
+    while len(_opened) > OPEN_MAX:
+        _opened.popitem(last=False)[1].close()
+    return opened

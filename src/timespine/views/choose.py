@@ -1,0 +1,140 @@
+"""Which engine refreshes a view, from sizes that are known before anything is read.
+
+    rows = changes + what they touch: by the first columns of a key a few rows for each change, otherwise an input whole
+    process   0.005 s + rows * 0.5 us        Spark   0.6 s + rows * 0.15 us        each times its factor
+
+The constants are of TPC-H on two cores. The factors are what past refreshes of the view took, over what was expected
+(`views.took`). What the process cannot compute as Spark does goes to Spark. Where most of an input changed, policy
+"auto" lets Spark compute the view whole and compare. The caller may force an engine. A choice always says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from timespine.client.engine_interface import ReadOptions, extent_of, open_changes, open_snapshot
+from timespine.errors import UsageError, short_repr
+from timespine.views.engine.portable import only_spark
+from timespine.views.engine.store_source import InputReader
+from timespine.views.plan.algebra import Aggregate, InputScan, Join, Plan, SetOperation, Top, WindowNode, nodes_of
+
+PROCESS, SPARK = "process", "spark"
+CHANGES, WHOLE = "changes", "whole"
+
+ENGINES = (PROCESS, SPARK)
+
+_BASE_S = {PROCESS: 0.005, SPARK: 0.6}
+_ROW_S = {PROCESS: 0.5e-6, SPARK: 0.15e-6}
+
+FANOUT = 8
+"""Rows of an input that one change is expected to touch, if they are found by the first columns of its key."""
+
+MOST_CHANGED = 0.2
+"""The share of changed rows from which computing the view whole is expected to read less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is known of a refresh before anything is read."""
+
+    changed: int
+    """Updates of the inputs, at most."""
+    touched: int
+    """Rows that they are expected to touch, with themselves."""
+    total: int
+    """Rows of the inputs, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a view is refreshed."""
+
+    engine: str
+    """process or spark."""
+    how: str
+    """changes: from what changed; whole: computed whole, and compared with what is stored."""
+    why: str
+    """Why so."""
+    expected: float = 0.0
+    """The seconds that this is expected to take; 0 if nothing was estimated."""
+
+
+def check_engine(engine: str | None) -> None:
+    """Raise a UsageError for an engine that does not exist."""
+    if engine is not None and engine not in ENGINES:
+        raise UsageError(f"engine is 'process' or 'spark', not {short_repr(engine)}")
+
+
+def expected_seconds(engine: str, rows: int, factors: Mapping[str, float]) -> float:
+    """Return how long an engine is expected to take."""
+    return (_BASE_S[engine] + rows * _ROW_S[engine]) * factors.get(engine, 1.0)
+
+
+def choose_engine(
+    plan: Plan, sizes: Sizes | None, forced: str | None, policy: str, factors: Mapping[str, float], *, has_spark: bool
+) -> Choice:
+    """Choose how to refresh a view. Without a session of Spark there are no sizes: only the process can."""
+    portable = only_spark(plan)
+    if forced == PROCESS or (forced is None and not has_spark):
+        if portable is not None:
+            raise UsageError(f"only Spark can compute this view ({portable}): give a session, spark=...")
+        return Choice(PROCESS, CHANGES, "the caller asked for it" if forced else "there is no session of Spark")
+    if sizes is None:
+        return Choice(SPARK, CHANGES, "the caller asked for it" if forced else portable or "")
+    seconds = {each: expected_seconds(each, sizes.touched, factors) for each in ENGINES}
+    said = (
+        f"{sizes.changed:,} changes, about {sizes.touched:,} rows to read: expected {seconds[PROCESS]:.2f} s in the "
+        f"process, {seconds[SPARK]:.2f} s on Spark"
+    )
+    if forced is None and portable is None and seconds[PROCESS] <= seconds[SPARK]:
+        return Choice(PROCESS, CHANGES, said, seconds[PROCESS])
+    reason = "the caller asked for Spark" if forced else portable or said
+    if policy == "auto" and sizes.changed > MOST_CHANGED * sizes.total:
+        whole = expected_seconds(SPARK, sizes.total, factors)
+        share = f"{sizes.changed:,} changes of {sizes.total:,} rows: computed whole and compared"
+        return Choice(SPARK, WHOLE, f"{reason}; {share}", whole)
+    return Choice(SPARK, CHANGES, reason, seconds[SPARK])
+
+
+def sizes_of(plan: Plan, readers: Mapping[str, InputReader]) -> Sizes:
+    """Estimate a refresh from the descriptions of what is stored."""
+    changed, total, by_key = 0, 0, 0
+    scanned = 0
+    for name, reader in readers.items():
+        before = reader.before
+        with open_snapshot(reader.handle, reader.after, ReadOptions()) as rows:
+            size = extent_of(rows)[0]
+        if before is not None and reader.pending is None:
+            with open_changes(reader.handle, before, reader.after, ReadOptions()) as rows:
+                changed += min(extent_of(rows)[0], size + 1) if size else extent_of(rows)[0]
+        elif reader.pending is not None:
+            changed += len(reader.pending)
+        total += size
+        kind = _access(plan, name, reader)
+        if kind == "key":
+            by_key += size
+        elif kind == "scan":
+            scanned += size
+    touched = changed + min(by_key, FANOUT * changed) + (scanned if changed else 0)
+    return Sizes(changed, touched, total)
+
+
+def _access(plan: Plan, name: str, reader: InputReader) -> str:
+    """Return how rows of an input are found that a change touches: by its key, by a scan, or not at all."""
+    _, schema = reader.handle.schema(reader.handle.known())
+    found = "none"
+    for scan in [each for each in nodes_of(plan) if isinstance(each, InputScan) and each.input == name]:
+        sources = {column.name: reader.names.get(source, source) for column, source in scan.outputs}
+        for node in nodes_of(plan):
+            wanted: set[str] = set()
+            if isinstance(node, Join):
+                wanted = {sources[column.name] for pair in node.keys for column in pair if column.name in sources}
+            elif isinstance(node, Aggregate | WindowNode | SetOperation | Top) and not isinstance(node, Aggregate):
+                wanted = {"*"}
+            if not wanted:
+                continue
+            if wanted != set(schema.key_names[: len(wanted)]):
+                return "scan"
+            found = "key"
+    return found

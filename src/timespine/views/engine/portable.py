@@ -1,0 +1,58 @@
+"""Which plans the process can compute: those whose functions are all on its list."""
+
+from __future__ import annotations
+
+from timespine.views.engine.accumulators import FUNCTIONS as AGGREGATES
+from timespine.views.engine.lowering import listed
+from timespine.views.engine.windows import computes
+from timespine.views.plan.algebra import Aggregate, Filter, Join, Plan, Project, WindowNode, nodes_of
+from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Literal
+
+
+def only_spark(plan: Plan) -> str | None:
+    """Return what of a plan only Spark can compute; None if there is nothing."""
+    for node in nodes_of(plan):
+        for each in _expressions(node):
+            found = _unlisted(each)
+            if found is not None:
+                return found
+        if isinstance(node, Aggregate):
+            calls = [call for _, call in node.calls if call.function not in AGGREGATES]
+            if calls:
+                return f"only Spark computes {calls[0]}"
+        if isinstance(node, WindowNode):
+            over = [call for _, call in node.calls if not computes(call)]
+            if over:
+                return f"only Spark computes {over[0].function} over this window"
+    return None
+
+
+def _expressions(node: Plan) -> list[Expression]:
+    if isinstance(node, Filter):
+        return [node.condition]
+    if isinstance(node, Project):
+        return [each for _, each in node.outputs]
+    if isinstance(node, Join):
+        return [node.condition] if node.condition is not None else []
+    if isinstance(node, Aggregate | WindowNode):
+        return [call.argument for _, call in node.calls if call.argument is not None]
+    return []
+
+
+def _unlisted(expression: Expression) -> str | None:
+    if not isinstance(expression, Call):
+        return None
+    if expression.function == TEXT_CALL:
+        return f"only Spark computes {_shown(expression)}"
+    if not listed(expression.function):
+        return f"only Spark computes {expression.function}"
+    return next((found for each in expression.args if (found := _unlisted(each)) is not None), None)
+
+
+def _shown(call: Call) -> str:
+    """Return the text of a call as the user wrote it, with the names of its columns."""
+    template, *args = call.args
+    assert isinstance(template, Literal)
+    pieces = str(template.value).split("\0")
+    filled = (f"{args[int(number)]}{text}" for number, text in zip(pieces[1::2], pieces[2::2], strict=True))
+    return (pieces[0] + "".join(filled)).lower()

@@ -1,0 +1,124 @@
+"""Rows of inputs that a refresh touches, read once for all views and terms of it.
+
+Views of one refresh ask for the same rows: those of the orders that changed, before and after. So each input is read
+once for its changes, and once for each key that a term asks for, in the columns that any of the views needs:
+
+    rows after, of some keys     = those that were read before + those of the keys that were not asked for yet
+    rows before, of the same     = rows after - changes
+
+The second holds by the definition of net changes; only keys that occur in the changes have to be worked out.
+tests/views/test_touched_rows.py compares all of it with reads of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import polars as pl
+import pyarrow as pa
+
+from timespine.client.engine_interface import (
+    CollectionHandle,
+    ReadOptions,
+    Rows,
+    open_changes,
+    open_snapshot,
+    restrict_to_keys,
+)
+from timespine.columnar.schema.schema import DIFF
+from timespine.views.engine.evaluate import consolidate
+from timespine.views.engine.lowering import WEIGHT, to_memory
+
+
+@dataclass(slots=True)
+class TouchedRows:
+    """One input between two times, in the columns that some views need."""
+
+    handle: CollectionHandle
+    columns: list[str]
+    before: int
+    after: int
+    fetched: int = 0
+    """The number of rows that were read."""
+    _changes: pl.DataFrame | None = None
+    _rows: dict[tuple[str, ...], tuple[pl.DataFrame, pl.DataFrame]] = field(default_factory=dict)
+    """By the columns of keys: the keys that were asked for, and the rows after that have them."""
+
+    def changes(self) -> pl.DataFrame:
+        """Return the net changes."""
+        if self._changes is None:
+            with open_changes(self.handle, self.before, self.after, ReadOptions(self.columns)) as rows:
+                self._changes = self._frame(rows)
+        return self._changes
+
+    def rows(self, time: int, columns: list[str], keys: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows of some keys as of before or after, in some columns."""
+        names = self._ordered(keys.columns)
+        got = _semi(self._after(names, keys.select(names)), keys, names).select([*columns, WEIGHT])
+        if time == self.after:
+            return got
+        assert time == self.before, (time, self.before, self.after)
+        changed = _semi(self.changes(), keys, names)
+        if not len(changed):
+            return got
+        # Rows of keys that did not change are the same before and after: only the others are added up.
+        moved = changed.select(names).unique()
+        here = [name for name in names if name in columns]
+        if len(here) < len(names):
+            return consolidate(pl.concat([got, _negated(changed.select([*columns, WEIGHT]))]))
+        same = got.join(moved, on=names, how="anti", nulls_equal=True)
+        both = pl.concat([_semi(got, moved, names), _negated(changed.select([*columns, WEIGHT]))])
+        return pl.concat([same, consolidate(both)])
+
+    def _after(self, names: list[str], keys: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows after of at least some keys; read those that were not asked for yet."""
+        known = self._rows.get(tuple(names))
+        missing = keys if known is None else keys.join(known[0], on=names, how="anti", nulls_equal=True)
+        if len(missing):
+            with open_snapshot(self.handle, self.after, ReadOptions(self.columns), "column") as rows:
+                wanted = pa.schema([rows.schema.field(name) for name in names])
+                restrict_to_keys(rows, missing.to_arrow().cast(wanted))
+                found = _semi(self._frame(rows), missing, names)
+            if known is not None:
+                missing, found = pl.concat([known[0], missing]), pl.concat([known[1], found])
+            known = self._rows[tuple(names)] = missing, found
+        return known[1] if known is not None else self.changes().clear()
+
+    def _ordered(self, names: list[str]) -> list[str]:
+        """Put the columns of keys in the order of the key of the input: its first ones skip parts and row groups."""
+        _, schema = self.handle.schema(self.handle.known())
+        places = {name: place for place, name in enumerate(schema.key_names)}
+        return sorted(names, key=lambda name: (places.get(name, len(places)), name))
+
+    def _frame(self, rows: Rows) -> pl.DataFrame:
+        frame = pl.DataFrame(pl.from_arrow(rows.to_arrow()))
+        self.fetched += len(frame)
+        return to_memory(frame.rename({DIFF: WEIGHT}).select([*self.columns, WEIGHT]))
+
+
+def _semi(rows: pl.DataFrame, keys: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+    return rows.join(keys, on=names, how="semi", nulls_equal=True)
+
+
+def _negated(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns(-pl.col(WEIGHT))
+
+
+class TouchedInputs:
+    """The inputs of all views of one refresh."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, set[str]] = {}
+        self._rows: dict[tuple[str, int, int], TouchedRows] = {}
+
+    def expect(self, handle: CollectionHandle, columns: Iterable[str]) -> None:
+        """Note columns that a view will ask an input for, before the first view does."""
+        self._columns.setdefault(handle.id, set()).update(columns)
+
+    def of(self, handle: CollectionHandle, before: int, after: int) -> TouchedRows:
+        """Return the rows of an input between two times."""
+        key = (handle.id, before, after)
+        if key not in self._rows:
+            self._rows[key] = TouchedRows(handle, sorted(self._columns[handle.id]), before, after)
+        return self._rows[key]

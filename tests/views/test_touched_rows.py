@@ -1,0 +1,101 @@
+"""Rows that the views of a refresh share are those that the store gives, before and after."""
+
+import random
+from collections import Counter
+
+import polars as pl
+import pytest
+
+import timespine as ts
+from timespine.client.engine_interface import handle_of
+from timespine.views.engine import touched_rows
+from timespine.views.engine.evaluate import Keys
+from timespine.views.engine.lowering import WEIGHT
+from timespine.views.engine.store_source import InputReader
+from timespine.views.engine.touched_rows import TouchedInputs
+from timespine.views.plan.delta import NEW, OLD
+
+NAMES = {"k": "k", "g": "g", "v": "v"}
+BY = [("k",), ("g",), ("g", "k"), ("v",)]
+
+
+def counted(frame, columns):
+    counts = Counter()
+    for row in frame.to_dicts():
+        counts[tuple(row[name] for name in columns)] += row[WEIGHT]
+    return Counter({row: count for row, count in counts.items() if count})
+
+
+def change(rng, store):
+    def cell(limit):
+        return None if rng.random() < 0.2 else rng.randrange(limit)
+
+    rows = [{"k": rng.randrange(6), "g": rng.randrange(3), "v": cell(4)} for _ in range(rng.randrange(1, 9))]
+    if rng.random() < 0.4:
+        store["a"].delete([{"k": row["k"], "g": row["g"]} for row in rows])
+    else:
+        store["a"].append(rows)
+
+
+def some_keys(rng, names):
+    kinds = {"k": 8, "g": 4, "v": 5}
+    rows = [
+        {name: None if name == "v" and rng.random() < 0.3 else rng.randrange(kinds[name]) for name in names}
+        for _ in range(rng.randrange(5))
+    ]
+    frame = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64)).unique()
+    return Keys(names, frame)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_shared_rows_are_those_of_plain_reads_before_and_after(tmp_path, seed):
+    rng = random.Random(seed)
+    with ts.open(tmp_path / "store") as store:
+        store.create("a", key={"k": "int64", "g": "int64"}, value={"v": "int64"}, timeline="counter")
+        for _ in range(6):
+            change(rng, store)
+        handle, last = handle_of(store["a"]), store["a"].upper.time - 1
+        before, after = sorted(rng.sample(range(last + 1), 2))
+        touched = TouchedInputs()
+        touched.expect(handle, ["k", "v"])
+        touched.expect(handle, ["g"])
+        plain = InputReader(handle, NAMES, before, after)
+        shared = InputReader(handle, NAMES, before, after, touched=touched.of(handle, before, after))
+        assert touched.of(handle, before, after) is shared.touched
+        for _ in range(12):
+            columns = rng.choice([["k", "g", "v"], ["v"], ["g", "k"]])
+            keys, version = some_keys(rng, rng.choice(BY)), rng.choice((OLD, NEW))
+            wanted = keys.only(plain.rows(version, ["k", "g", "v"], None))
+            got = shared.rows(version, columns, keys)
+            assert counted(got, columns) == counted(wanted, columns), (version, keys, columns)
+            assert len(got) == 0 or got[WEIGHT].min() > 0
+            assert counted(shared.changes(columns), columns) == counted(plain.changes(columns), columns)
+
+
+def test_the_changes_of_an_input_and_the_rows_of_a_key_are_read_once_for_all_views(tmp_path, monkeypatch):
+    reads = Counter()
+    for name in ("open_changes", "open_snapshot"):
+        real = getattr(touched_rows, name)
+
+        def counting(handle, *args, name=name, real=real):
+            reads[name, handle.name] += 1
+            return real(handle, *args)
+
+        monkeypatch.setattr(touched_rows, name, counting)
+    with ts.open(tmp_path / "store") as store:
+        for name in ("a", "b"):
+            store.create(name, key={"k": "int64"}, value={"v": "int64"}, timeline="counter")
+            store[name].append([{"k": k, "v": k} for k in range(5)])
+        for number in range(4):
+            sql = f"SELECT a.k, a.v + {number} AS v, b.v AS w FROM a JOIN b ON a.k = b.k"
+            store.view(f"v{number}", sql=sql, policy="incremental")
+        store["a"].append([{"k": 3, "v": 9}])
+        store["b"].append([{"k": 4, "v": 7}])
+        done = store.refresh()
+        assert {each.changes for each in done.values()} == {2}
+    assert reads == {
+        ("open_changes", "a"): 1,
+        ("open_changes", "b"): 1,
+        ("open_snapshot", "a"): 1,
+        ("open_snapshot", "b"): 1,
+    }
