@@ -49,7 +49,7 @@ RAW = {
     ): "taken without waiting: the first thread that takes it leads or withdraws",
     ("client/maintenance/maintenance_thread.py", "Thread"): "is joined with a limit",
     ("client/maintenance/heartbeat.py", "Thread"): "is joined with a limit",
-    ("location/machine/socket_channel.py", "Thread"): "end with their sockets, which `release` closes",
+    ("location/machine/socket_channel.py", "Thread"): "are joined with a limit",
     (
         "client/read/commit_stream.py",
         "Thread",

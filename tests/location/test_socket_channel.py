@@ -211,6 +211,68 @@ def test_the_end_waits_for_a_request_that_was_begun_and_refuses_the_next(make: C
         asking.ask(b"y")
 
 
+def _threads() -> set[str]:
+    return {each.name for each in threading.enumerate() if each.name in ("timespine-accept", "timespine-relay")}
+
+
+def test_the_end_waits_for_its_threads_also_those_of_idle_connections(make: Callable[..., SocketChannel]) -> None:
+    channel, asking = listening(make, bytes), [make() for _ in range(3)]
+    for each in asking:
+        each.ask(b"x")
+    assert _threads() == {"timespine-accept", "timespine-relay"}
+    channel.release()
+    assert _threads() == set()
+
+
+def test_the_end_waits_for_a_connection_that_was_just_taken(make: Callable[..., SocketChannel], monkeypatch) -> None:
+    looking, look = threading.Event(), threading.Event()
+
+    def is_same_user(connection: socket.socket) -> bool:
+        looking.set()
+        return look.wait(60)
+
+    channel = listening(make, bytes)
+    monkeypatch.setattr(socket_channel, "_is_same_user", is_same_user)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(channel._path_of_socket)
+        looking.wait(60)
+        assert not channel.stop(0)
+        look.set()
+        assert channel.stop(60)
+        assert _threads() == set()
+
+
+def test_a_request_that_takes_too_long_is_reported_and_waited_for_again(make: Callable[..., SocketChannel]) -> None:
+    begun, go, said = threading.Event(), threading.Event(), []
+
+    def answer(request: bytes) -> bytes:
+        begun.set()
+        return request * go.wait(60)
+
+    def ask() -> None:
+        with pytest.raises(Indeterminate):
+            asking.ask(b"x")
+        said.append("in doubt")
+
+    channel, asking = listening(make, answer), make()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    begun.wait(60)
+    assert not channel.stop(0)
+    thread.join(60)
+    assert said == ["in doubt"], "the other side does not wait for it either"
+    go.set()
+    assert channel.stop(60)
+    assert _threads() == set()
+
+
+def test_a_reply_that_comes_after_the_end_leaves_no_connection(make: Callable[..., SocketChannel]) -> None:
+    asking = make()
+    listening(make, lambda request: bytes([asking.stop(60)]))
+    assert asking.ask(b"x") == b"\1"
+    assert asking._connection is None
+
+
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_passed_over(
     make: Callable[..., SocketChannel], tmp_path: Path, monkeypatch
 ) -> None:

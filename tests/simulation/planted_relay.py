@@ -113,3 +113,17 @@ def a_recorded_group_is_said_to_stand_right_before_the_upper() -> Iterator[None]
 
     with patched(group_module, "_first_time", first_time):
         yield
+
+
+@in_stores
+@bug
+def a_store_that_closes_takes_the_role_of_the_appender() -> Iterator[None]:
+    real = Relay.close
+
+    def close(self, limit_s):
+        is_over = real(self, limit_s)
+        self._is_closed = False
+        return is_over
+
+    with patched(Relay, "close", close):
+        yield

@@ -31,22 +31,21 @@ def end_background(
         arrangement.end()
     end_listeners(context)
     if context.committer.relay is not None:
-        context.committer.relay.close()
+        _await_end("an append of another process", context.committer.relay.close, timeout_s)
     maintenance.finish()
     heartbeat_thread.stop()
-    for what, is_over in (("maintenance", maintenance.stop), ("the heartbeat", heartbeat_thread.join)):
-        if not _ends_within(is_over, timeout_s):
-            raise Determinate(f"the store is not closed: {what} still works after {timeout_s:.0f} s; close it again")
+    _await_end("maintenance", maintenance.stop, timeout_s)
+    _await_end("the heartbeat", heartbeat_thread.join, timeout_s)
     for end in (context.leases.close, context.committer.close, upkeep.close):
         with contextlib.suppress(Exception):  # storage is unavailable: leases and ids expire
             end()
     context.committed.ring()  # wake threads that wait for a time to be complete
 
 
-def _ends_within(is_over: Callable[[float], bool], limit_s: float) -> bool:
-    """Return whether a thread ended within a limit. Waits in slices, because a suspended process did not wait."""
-    while limit_s > 0:
-        if is_over(min(limit_s, SLICE_S)):
-            return True
-        limit_s -= SLICE_S
-    return is_over(0)
+def _await_end(what: str, is_over: Callable[[float], bool], limit_s: float) -> None:
+    """Wait until a thread ends; raise Determinate after a limit. Waits in slices: a suspended process did not wait."""
+    left_s = limit_s
+    while not is_over(max(min(left_s, SLICE_S), 0)):
+        if left_s <= 0:
+            raise Determinate(f"the store is not closed: {what} still works after {limit_s:.0f} s; close it again")
+        left_s -= SLICE_S

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 
 import pyarrow as pa
 import pytest
@@ -289,6 +290,43 @@ def test_a_store_that_is_alone_takes_no_role(tmp_path):
             log.append(row(n))
         assert not store._committer.relay._is_appender
     assert not (tmp_path / "consensus.db.appender").exists()
+
+
+def test_a_store_that_closes_does_not_take_the_role_or_hand_anything_over(pair):
+    first, second = pair
+    second["log"].append(row(0))
+    for store in pair:
+        assert store._committer.relay.close(60)
+    for n in range(1, 4):  # as threads do that still commit
+        first["log"].append(row(n))
+        second["log"].append(row(10 + n))
+    assert ids(first) == [0, 1, 2, 3, 11, 12, 13]
+    assert counted(second, "handed over") == 1
+    assert first._committer.relay._channel._file is None
+    assert not {each.name for each in threading.enumerate()} & {"timespine-accept", "timespine-relay"}
+    assert second._committer.relay._channel.take(), "the role is free"
+
+
+def test_a_close_that_waits_too_long_for_another_process_can_be_repeated(pair):
+    first, second = pair
+    begun, go = threading.Event(), threading.Event()
+    real = first._committer.offer_draft
+
+    def offer_draft(draft, collection):
+        begun.set()
+        go.wait(60)
+        return real(draft, collection)
+
+    first._committer.offer_draft = offer_draft
+    thread = threading.Thread(target=lambda: second["log"].append(row(0)))
+    thread.start()
+    begun.wait(60)
+    with pytest.raises(Determinate, match=r"an append of another process still works after 0 s; close it again"):
+        first.close(timeout=0)
+    go.set()
+    thread.join(60)
+    first.close()
+    assert ids(second) == [0]
 
 
 def test_the_configuration_switches_it_off(tmp_path):

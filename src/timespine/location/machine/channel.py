@@ -36,6 +36,13 @@ class Channel(Role, Protocol):
         """
         ...
 
+    def stop(self, limit_s: float) -> bool:
+        """Take no more requests, and wait for those that were begun; return False if one still runs after the limit.
+
+        Twice is fine.
+        """
+        ...
+
 
 def channel_of(consensus: object, name: str) -> Channel | None:
     """Return the channel of a role of the storage behind a Consensus; None if there is none."""

@@ -18,12 +18,12 @@ import stat
 import struct
 import tempfile
 import threading
+import time
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate
 from timespine.location.durable import open_regular
 from timespine.location.machine.channel import ANSWER_S, REQUEST_BYTES_MAX, Answer
 from timespine.location.machine.role import FileRole
-from timespine.locks import Lock
 
 CONNECTIONS_MAX = 64
 """Processes that one process works for at the same time. Others commit by themselves."""
@@ -32,7 +32,7 @@ PATH_BYTES_MAX = 100
 """The most bytes of the path of a socket: every system has room for them."""
 
 CLOSE_S = 60.0
-"""Seconds that `release` waits for requests that are being carried out."""
+"""Seconds that `release` waits for requests that are being carried out, unless `stop` was called before it."""
 
 NAME_BYTES = 16
 """The most bytes that the path of a socket adds to those of its folder and `PREFIX`."""
@@ -53,10 +53,13 @@ class SocketChannel(FileRole):
         self._listener: socket.socket | None = None
         self._path_of_socket = ""
         """The path of the socket, while this process listens."""
-        self._connections: dict[socket.socket, Lock] = {}
-        """The connections of processes that ask, each with a lock that is held while a request is carried out."""
+        self._accepting: threading.Thread | None = None
+        """The thread that takes connections."""
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        """The connections of processes that ask, each with the thread that carries out its requests."""
         self._connection: socket.socket | None = None
         """The connection to the process that has the role."""
+        self._is_stopped = False
 
     # The side that has the role.
 
@@ -79,7 +82,10 @@ class SocketChannel(FileRole):
             self._remove_own_socket()
             return False
         self._listener = listener
-        threading.Thread(target=self._accept, args=(listener, answer), name="timespine-accept", daemon=True).start()
+        self._accepting = threading.Thread(
+            target=self._accept, args=(listener, answer), name="timespine-accept", daemon=True
+        )
+        self._accepting.start()
         return True
 
     def _publish(self, path: str) -> None:
@@ -98,20 +104,18 @@ class SocketChannel(FileRole):
             if not _is_same_user(connection) or len(self._connections) >= CONNECTIONS_MAX:
                 connection.close()
                 continue
-            self._connections[connection] = Lock("a request of another process")
             serve = threading.Thread(target=self._serve, args=(connection, answer), name="timespine-relay", daemon=True)
+            self._connections[connection] = serve
             serve.start()
 
     def _serve(self, connection: socket.socket, answer: Answer) -> None:
         """Carry out the requests of one connection until it ends."""
-        lock = self._connections[connection]
         try:
             with contextlib.suppress(OSError, _Ended), connection:
                 _send(connection, HELLO)
                 while True:
                     request = _receive(connection)
-                    with lock:
-                        _send(connection, answer(request) if self._listener is not None else b"")
+                    _send(connection, answer(request) if self._listener is not None else b"")
         finally:
             self._connections.pop(connection, None)
 
@@ -138,6 +142,8 @@ class SocketChannel(FileRole):
                 raise Determinate("the process to ask is closing its store: nothing was done")
             failing.pop_all()
         self._connection = connection
+        if self._is_stopped:  # meanwhile
+            self._hang_up()
         return reply
 
     def _connect(self) -> socket.socket:
@@ -167,20 +173,38 @@ class SocketChannel(FileRole):
 
     # The end.
 
+    def stop(self, limit_s: float) -> bool:
+        """Take no more requests, and wait for the threads; return False if one still runs after the limit."""
+        if self._pid != os.getpid():
+            return True
+        self._is_stopped = True
+        self._hang_up()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            _shut(listener, socket.SHUT_RDWR)
+            listener.close()
+        deadline = time.monotonic() + limit_s
+        # SUBTLE: this one first, and then look at the connections: it may just have taken one (test_socket_channel.py).
+        takes_none = self._accepting is None or _ends_by(deadline, self._accepting)
+        serving = list(self._connections.items())
+        for connection, _ in serving:
+            _shut(connection, socket.SHUT_RD)  # the reply to a request that was begun can still be sent
+        late = [connection for connection, thread in serving if not _ends_by(deadline, thread)]
+        for connection in late:
+            _shut(connection, socket.SHUT_RDWR)  # the other side may not read its reply
+        return takes_none and not late
+
+    def _hang_up(self) -> None:
+        """Close the connection to the process that has the role."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
     def release(self) -> None:
         """Carry out what was begun, take no more requests, and give the role back. Twice is fine."""
         if self._pid != os.getpid():
             return
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            _shut(listener)
-            listener.close()
-        for connection, lock in list(self._connections.items()):
-            with contextlib.suppress(Determinate), lock.within(CLOSE_S):
-                _shut(connection)
+        self.stop(CLOSE_S)
         self._remove_own_socket()
         super().release()
 
@@ -193,7 +217,7 @@ class SocketChannel(FileRole):
         for each in (self._listener, self._connection, *self._connections):
             if each is not None:
                 each.close()
-        self._listener = self._connection = None
+        self._listener = self._connection = self._accepting = None
         self._connections = {}
         self._path_of_socket = ""
         super().leave_to_parent()
@@ -247,10 +271,17 @@ def is_private(folder: str) -> bool:
     return found.st_uid == os.geteuid() and found.st_mode & 0o170077 == 0o040000
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut(connection: socket.socket, how: int) -> None:
     """End a connection or a listener, also for a thread that waits in it."""
     with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(how)
+
+
+def _ends_by(deadline: float, thread: threading.Thread) -> bool:
+    """Wait for the end of a thread until a deadline of the monotonic clock; return whether it has ended."""
+    if thread.is_alive():
+        thread.join(max(deadline - time.monotonic(), 0))
+    return not thread.is_alive()
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -144,8 +144,10 @@ class HistoryRun:
             scheduler.wait_for_any([task])
 
     def _check_closed(self, process: StoreProcess, *, is_alone: bool) -> None:
-        """Check that a closed store has no threads and no registrations, unless storage refused the removal."""
+        """Check that a closed store has no threads, roles and registrations, unless storage refused the removal."""
         history = self.history
+        for name in history.storage.machines.roles_of(process):
+            history.world.violate(f"{process.name} has closed its store, and still is the {name}")
         left = [task.name for task in process.tasks if task.name.startswith(BACKGROUND)]
         if left:
             history.world.violate(f"{process.name} has closed its store, and {left[0]} still runs")
@@ -255,9 +257,13 @@ class HistoryRun:
 
 
 def _committed_by(old: State, new: State) -> list[str]:
-    """Return the committers of a commit."""
+    """Return the committers of a commit, without those for which another process committed."""
     return [
-        id for id, each in new.committers.items() if id in old.committers and each.group != old.committers[id].group
+        id
+        for id, each in new.committers.items()
+        if id in old.committers
+        and each.group != old.committers[id].group
+        and (each.relayed is None or each.relayed[0] != new.seqno)
     ]
 
 

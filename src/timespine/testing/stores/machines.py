@@ -10,9 +10,6 @@ from timespine.testing.stores.world import StoreWorld
 RELAY = "timespine-relay"
 """The name of threads that carry out requests."""
 
-CLOSE_S = 60.0
-"""Seconds that a process waits for the requests that it carries out, before it closes its channel."""
-
 
 class Machines:
     """What the processes of each machine share."""
@@ -32,6 +29,10 @@ class Machines:
         """The process of the running thread."""
         assert self.scheduler.current is not None
         return self.scheduler.current.process
+
+    def roles_of(self, process: VirtualProcess) -> list[str]:
+        """Return the names of the roles that a process has."""
+        return [name for (_, name), holder in self.roles.items() if holder is process]
 
 
 class SimulatedRole:
@@ -93,16 +94,16 @@ class SimulatedChannel(SimulatedRole):
         machines.world.counts["requests answered"] += 1
         return replies[0]
 
-    def release(self) -> None:
-        """Carry out what was begun, take no more requests, and give the role back."""
+    def stop(self, limit_s: float) -> bool:
+        """Take no more requests, and wait for those that were begun; return False if one still runs after the limit."""
         machines, scheduler = self._machines, self._machines.scheduler
         process, _ = machines.listeners.get(self._key, (None, bytes))
         if process is machines.process:
             del machines.listeners[self._key]
-            deadline = scheduler.now + CLOSE_S
-            while (running := self._running()) and scheduler.now < deadline:
-                scheduler.wait_for_end(running, deadline - scheduler.now)
-        super().release()
+        deadline = scheduler.now + limit_s
+        while (running := self._running()) and scheduler.now < deadline:
+            scheduler.wait_for_end(running, deadline - scheduler.now)
+        return not running
 
     def _running(self) -> list[ScheduledThread]:
         return [each for each in self._machines.process.tasks if each.name == RELAY]
