@@ -1,6 +1,6 @@
 """A driver of Spark with two streams on a store in a bucket, which is going to be killed: python stream_worker.py JSON.
 
-Files become rows by `foreach_batch`, and the feed of these rows goes through the source and the sink into a copy. A query
+Files become rows by `foreach_batch`; the feed of these rows goes through the source and the sink into a copy. A query
 that fails is started again from its checkpoint, as operators do it.
 """
 
