@@ -6,84 +6,28 @@ number of rounds: `make soak` has more of them.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
-import sys
-import tempfile
-import threading
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 from assertions import until
 from crash.remote_worker import CONFIG
-from servers.killable import killable_postgres, killable_seaweed
+from crash.said_worker import Worker
 
 import timespine as ts
-from timespine.location.postgres.migration import migrate
 
-WORKER = Path(__file__).with_name("remote_worker.py")
 ROUNDS = int(os.environ.get("REMOTE_KILLS", "1"))
 WORKERS = 3
 
 
-class Worker:
-    """A process, and the lines that it has said."""
-
-    def __init__(self, place, seed):
-        self.lines = []
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, str(WORKER), json.dumps({**place, "seed": seed})]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (the process writes to it until it is killed)
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
-        )
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self):
-        for line in self.process.stdout:
-            self.lines.append(line.split())
-
-    @property
-    def acknowledged(self):
-        return sum(line[0] == "ack" for line in self.lines)
-
-    def kill(self):
-        """Kill the process; return what it said if it had ended by itself."""
-        ended = self.process.poll() is not None
-        self.process.kill()
-        self.process.wait(60)
-        self._thread.join(60)
-        self.process.stdout.close()
-        with self._errors:
-            self._errors.seek(0)
-            return self._errors.read()[-2000:] if ended else ""
-
-
-@pytest.fixture(params=["bucket alone", "S3 and PostgreSQL"])
-def place(request, object_credentials):
-    """A store in servers of its own, and what kills each of them."""
-    with contextlib.ExitStack() as stack:
-        seaweed = stack.enter_context(killable_seaweed())
-        consensus, kills = "bucket", [seaweed.kill]
-        if request.param != "bucket alone":
-            postgres = stack.enter_context(killable_postgres())
-            consensus = postgres.conninfo(postgres.make_database())
-            migrate(consensus)
-            kills.append(postgres.kill)
-        yield {"url": seaweed.url(), "storage": seaweed.storage, "consensus": consensus}, kills
-
-
-def test_what_was_acknowledged_survives_kills_of_writers_and_servers(place):
-    where, kills = place
+@pytest.mark.parametrize("remote_place", ["bucket alone", "S3 and PostgreSQL"], indirect=True)
+def test_what_was_acknowledged_survives_kills_of_writers_and_servers(remote_place):
+    where, kills = remote_place
     with ts.open(**rename(where), config=CONFIG, maintenance=False) as store:
         store.create("rows", key={"id": "string"}, timeline="counter")
         store.create("counters", key={"k": "int64"}, value={"n": "int64"}, timeline="counter")
     seeds = iter(range(1_000_000))
-    workers = [Worker(where, next(seeds)) for _ in range(WORKERS)]
+    workers = [Worker("remote_worker.py", **where, seed=next(seeds)) for _ in range(WORKERS)]
     dead, counts = [], Counter()
     try:
         for turn in range(ROUNDS):
@@ -95,7 +39,7 @@ def test_what_was_acknowledged_survives_kills_of_writers_and_servers(place):
             victim = workers.pop(turn % len(workers))
             assert victim.kill() == ""
             dead.append(victim)
-            workers.append(Worker(where, next(seeds)))
+            workers.append(Worker("remote_worker.py", **where, seed=next(seeds)))
             counts["writers killed"] += 1
         go_on(workers)
     finally:

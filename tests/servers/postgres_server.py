@@ -35,7 +35,6 @@ def start_postgres(folder: Path) -> Started:
     if (folder / "data").exists():
         raise RuntimeError(f"{folder} has a server")
     made = ["-D", str(folder / "data"), "-A", "trust", "-U", OWNER, "-E", "UTF8", "--no-locale", "--no-sync"]
-    as_user = _as_user(folder)
     subprocess.run(
         [_binaries() / "initdb", *made],
         check=True,
@@ -43,7 +42,7 @@ def start_postgres(folder: Path) -> Started:
         cwd="/",
         env=clean_environment(HOME=str(folder)),
         timeout=300,
-        **as_user,
+        **as_user(folder),
     )
     return run_postgres(folder, free_port())
 
@@ -58,7 +57,7 @@ def run_postgres(folder: Path, port: int, *more_settings: str) -> Started:
             stderr=subprocess.STDOUT,
             cwd="/",
             env=clean_environment(HOME=str(folder)),
-            **_as_user(folder),
+            **as_user(folder),
         )
     wait_until(lambda: _answers(port), process, folder / "log")
     return {"pid": process.pid, "port": port, "signal": "SIGQUIT"}
@@ -71,7 +70,7 @@ def _binaries() -> Path:
     return found
 
 
-def _as_user(folder: Path) -> dict[str, Any]:
+def as_user(folder: Path) -> dict[str, Any]:
     """How the server is started: as another user if this one is root, which PostgreSQL refuses."""
     if os.getuid() != 0:
         return {}

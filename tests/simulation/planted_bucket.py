@@ -411,3 +411,46 @@ def a_cut_takes_the_head() -> Iterator[None]:
 
     with patched(Log, "droppable", droppable):
         yield
+
+
+@in_bucket
+@bug
+def a_removed_log_is_written_on() -> Iterator[None]:
+    real = commit.Ahead.add
+
+    def add(self, entries):
+        follows = real(self, entries)
+        self.heads = {key: head for key, head in self.heads.items() if head is not None}
+        return follows
+
+    with patched(commit.Ahead, "add", add):
+        yield
+
+
+@in_bucket
+@bug
+def a_removed_log_never_was() -> Iterator[None]:
+    real = commit.find_group
+
+    def find_group(replica, group):
+        is_in = yield from real(replica, group)
+        return False if is_in is None and not any(each.key in replica.logs.logs for each in group.log_writes) else is_in
+
+    with patched(commit, "find_group", find_group):
+        yield
+
+
+@in_bucket
+@bug
+def a_log_is_removed_whatever_its_head_is() -> Iterator[None]:
+    real = Logs.apply
+
+    def apply(self, entry):
+        dropped = real(self, entry)
+        for group in entry.groups:
+            for key, _ in group.gone:
+                self.logs.pop(key, None)
+        return dropped
+
+    with patched(Logs, "apply", apply):
+        yield

@@ -21,6 +21,7 @@ from timespine.errors import (
     VersionError,
 )
 from timespine.location.consensus import LogEntry, LogWrite
+from timespine.location.postgres import migration
 from timespine.location.postgres.change_notices import ChangeNotices
 from timespine.location.postgres.connections import LimitedConnection
 from timespine.location.postgres.migration import migrate, migration_sql
@@ -92,12 +93,50 @@ def test_the_adapter_sets_its_own_isolation(isolation, own, log):
     assert len(log.scan("a")) == 41
 
 
-def test_a_pooler_that_drops_settings_is_refused(own, log, monkeypatch):
-    own(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(own.name)))
+def without_settings(monkeypatch):
+    """Make connections as a pooler makes them: without the settings of the adapter."""
     connect = LimitedConnection.connect
     monkeypatch.setattr(LimitedConnection, "connect", lambda *a, options, **k: connect(*a, **k))
-    with pytest.raises(UsageError, match="pooler"):
-        PostgresConsensus(own.conninfo, log.name)
+
+
+def test_commits_are_durable_where_a_pooler_drops_settings(own, log):
+    own(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(own.name)))
+    arguments = (log._store, ["a"], [None], [b"x"], [0])
+    call = "SELECT * FROM timespine.compare_and_set(%s, 0, %s, %s::bigint[], %s, %s)"
+    settings = "SELECT current_setting('synchronous_commit'), current_setting('lock_timeout')"
+    with psycopg.connect(own.conninfo) as connection:
+        assert connection.execute(settings).fetchone() == ("off", "0")
+        for change, more in (
+            (call, arguments),
+            ("SELECT timespine.truncate_log(%s, 0, 'a', 0)", arguments[:1]),
+            ("SELECT timespine.forget_log(%s, 0, 'a', 0)", arguments[:1]),
+            ("SELECT timespine.fence_store(%s, 0)", arguments[:1]),
+        ):
+            connection.execute(change, more)
+            assert connection.execute(settings).fetchone() == ("on", "10s")
+            connection.commit()
+            assert connection.execute(settings).fetchone() == ("off", "0")
+        connection.execute("SELECT timespine.register_store(%s)", (uuid.uuid4(),))
+        assert connection.execute(settings).fetchone() == ("on", "0")
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
+def test_another_isolation_than_the_logs_need_is_refused_and_changes_nothing(isolation, own, log, monkeypatch):
+    fill(log, "a", 2)
+    own(sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = {}").format(
+        sql.Identifier(own.name), sql.Literal(isolation)))  # fmt: skip
+    without_settings(monkeypatch)
+    other = PostgresConsensus(own.conninfo, log.name)
+    for call in (
+        lambda: other.compare_and_set([LogWrite("a", 1, b"x")]),
+        lambda: other.truncate("a", 1),
+        lambda: other.forget("a", 1),
+        other.fence,
+    ):
+        with pytest.raises(UsageError, match="read committed"):
+            call()
+    assert other.scan("a") == [LogEntry(0, b"0"), LogEntry(1, b"1")]
+    other.close()
 
 
 def test_roles_can_do_what_they_need_and_nothing_else(postgres, own, log):
@@ -170,6 +209,18 @@ def test_a_migration_can_be_repeated_raced_and_read_beforehand(postgres):
             call()
 
 
+def test_a_migration_brings_tables_of_an_older_version_to_the_newest(own, log, monkeypatch):
+    fill(log, "a", 2)
+    later = {**migration.MIGRATIONS, VERSION + 1: "ALTER TABLE timespine.stores ADD COLUMN more int DEFAULT 7;"}
+    monkeypatch.setattr(migration, "MIGRATIONS", later)
+    monkeypatch.setattr(migration, "VERSION", VERSION + 1)
+    assert "CREATE SCHEMA" not in migration_sql(VERSION)
+    assert migrate(own.conninfo) == (VERSION, VERSION + 1)
+    assert migrate(own.conninfo) == (VERSION + 1, VERSION + 1)
+    assert own("SELECT version, more FROM timespine.format, timespine.stores") == [(VERSION + 1, 7)]
+    assert log.scan("a") == [LogEntry(0, b"0"), LogEntry(1, b"1")]
+
+
 def test_a_database_without_tables_or_without_the_store_is_refused(postgres, own):
     empty = postgres.make_database()
     with pytest.raises(UsageError, match="timespine migrate"):
@@ -230,6 +281,7 @@ def test_a_damaged_log_is_corrupt(damage, says, own, log):
 
 
 def test_a_session_that_the_server_ends_is_replaced(own, log):
+    log._notices.announce = lambda channel: None  # it would find the lost session first
     fill(log, "a", 2)
     ended = f"SELECT pg_terminate_backend(pid) {SESSIONS}"
     own(ended, own.name)

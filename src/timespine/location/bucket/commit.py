@@ -104,8 +104,8 @@ class Ahead:
         self._replica = replica
         self.entries: list[SlotEntry] = []
         """The slots, each of which follows the one before it."""
-        self.heads: dict[str, int] = {}
-        """The heads that they move."""
+        self.heads: dict[str, int | None] = {}
+        """The heads that they move; None for logs that they remove."""
 
     @property
     def slot(self) -> int:
@@ -136,7 +136,11 @@ class Ahead:
         for entry in entries:
             if entry.previous != self.checksum or any(self.differing(group) for group in entry.groups):
                 return False
-            self.heads |= {write.key: write.seqno for group in entry.groups for write in group.log_writes}
+            for group in entry.groups:
+                self.heads |= {write.key: write.seqno for write in group.log_writes}
+                # SUBTLE: a slot that expects the head of a removed log would fit no log
+                # (planted: a_removed_log_is_written_on).
+                self.heads |= {key: None for key, head in group.gone if self.head(key) == head}
             self.entries.append(entry)
         return True
 
@@ -259,7 +263,7 @@ def settle_dead_slot(
         for group in groups:
             is_in = (yield from find_group(replica, group)) if group.writes else False
             if is_in is None:
-                doubt = Indeterminate("the commit may be in: the entries that would tell were truncated")
+                doubt = Indeterminate("the commit may be in: the entries that would tell were truncated or removed")
                 outcomes[group.id] = Outcome(error=doubt)
             elif is_in:
                 outcomes[group.id] = Outcome()
@@ -272,11 +276,14 @@ def settle_dead_slot(
 
 
 def find_group(replica: Replica, group: WriteGroup) -> ObjectProtocol[bool | None]:
-    """Tell whether a group is in the logs; None if the entry that would tell was truncated."""
-    write = group.log_writes[0]
+    """Tell whether a group is in the logs; None if the entry that would tell was truncated, or its log removed."""
     for _ in range(LOADS_MAX):
-        log = replica.logs.logs.get(write.key)
-        if log is None or log.head < write.seqno:
+        # SUBTLE: a log that is not there may have been removed with the entry (planted: a_removed_log_never_was).
+        write = next((each for each in group.log_writes if each.key in replica.logs.logs), None)
+        if write is None:
+            return None
+        log = replica.logs.logs[write.key]
+        if log.head < write.seqno:
             return False
         if write.seqno < log.first:
             return None

@@ -73,6 +73,8 @@ class ChangeNotices:
         statement = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
         while not self._connections.closed:
             with contextlib.suppress(TimespineError, psycopg.Error), self._connections.connect_alone() as connection:
+                if connection.is_pooled:  # LISTEN belongs to a session: readers look once a second
+                    return
                 connection.execute(statement)
                 ring()  # for what was announced before this thread listened
                 while not self._connections.closed:

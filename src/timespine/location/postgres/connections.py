@@ -19,7 +19,7 @@ from psycopg import errors as failures
 
 from timespine.errors import Determinate, Indeterminate, StoreFenced, TimespineError, UsageError, WrongProcess
 from timespine.location.checks import check_open
-from timespine.location.postgres.schema import FENCED
+from timespine.location.postgres.schema import FENCED, WRONG_ISOLATION
 from timespine.locks import Lock
 
 T = TypeVar("T")
@@ -45,7 +45,8 @@ SETTINGS = {
     "idle_in_transaction_session_timeout": "10s",
 }
 """What the adapter sets on its connections, whatever the defaults of the server are. At READ COMMITTED a statement that
-waited for a lock sees the newest head; at SERIALIZABLE it would fail."""
+waited for a lock sees the newest head; at SERIALIZABLE it would fail. A pooler drops them, so the functions that change
+logs set for themselves what commits depend on (`schema.py`)."""
 
 _SURELY_NOT = (
     failures.SerializationFailure,
@@ -67,6 +68,8 @@ class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
     """Whether the server warned about the last statement: it may not have reached the standby."""
     expired = False
     """Whether a wait took longer than the limit."""
+    is_pooled = False
+    """Whether a pooler is between this process and the server: the next statement may go to another session."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         started = time.monotonic()
@@ -103,7 +106,7 @@ class Connections:
         """A number that a lost connection raises: those made before it are probably lost, too."""
         self.closed = False
 
-    def run(self, work: Callable[[Connection], T], kind: type[Determinate] | type[Indeterminate]) -> T:
+    def run(self, work: Callable[[LimitedConnection], T], kind: type[Determinate] | type[Indeterminate]) -> T:
         """Run statements on a connection. A failure that leaves their outcome open is of `kind`.
 
         With Determinate, the statements change nothing, and a connection that was lost is replaced once.
@@ -120,7 +123,9 @@ class Connections:
                 if self.closed:  # meanwhile, by another thread
                     _drop(lane)
 
-    def _run_in(self, lane: _Lane, work: Callable[[Connection], T], kind: type[Determinate] | type[Indeterminate]) -> T:
+    def _run_in(
+        self, lane: _Lane, work: Callable[[LimitedConnection], T], kind: type[Determinate] | type[Indeterminate]
+    ) -> T:
         may_repeat = kind is Determinate and lane.connection is not None
         while True:
             connection = self._connected(lane)
@@ -157,7 +162,7 @@ class Connections:
             with contextlib.suppress(TimespineError):  # busy: its call closes the connection when it ends
                 _close(lane)
 
-    def _run_on(self, lane: _Lane, connection: LimitedConnection, work: Callable[[Connection], T]) -> T:
+    def _run_on(self, lane: _Lane, connection: LimitedConnection, work: Callable[[LimitedConnection], T]) -> T:
         connection.warned = False
         try:
             return work(connection)
@@ -193,7 +198,7 @@ def connect(conninfo: str, call_s: float, settings: Mapping[str, str] = SETTINGS
             prepare_threshold=2,
         )
         made.limit_s = call_s
-        _check_settings(made)
+        _find_pooler(made)
     except psycopg.Error as error:
         raise connection_failure(error) from None
 
@@ -205,25 +210,25 @@ def connect(conninfo: str, call_s: float, settings: Mapping[str, str] = SETTINGS
     return made
 
 
-def _check_settings(connection: Connection) -> None:
-    """Refuse a connection without the settings of the adapter.
+def _find_pooler(connection: LimitedConnection) -> None:
+    """Notice a pooler: what it says about the session when a connection begins is not what the server says.
 
-    SUBTLE: a pooler may drop them without a word, and commits would then be as durable as the defaults of the server
-    say (test_postgres_consensus.py).
+    SUBTLE: behind it a statement that is prepared, a lock or a LISTEN may be left in the session of another client
+    (test_pgbouncer.py).
     """
-    names = ("default_transaction_isolation", "synchronous_commit")
-    found = connection.execute(b"SELECT current_setting(%b), current_setting(%b)", names, binary=True).fetchone()
-    if found != tuple(SETTINGS[name].replace("\\", "") for name in names):
-        connection.close()
-        raise UsageError(
-            "a pooler before the database drops the settings of a connection: use pgbouncer in session mode, and leave "
-            "options out of its ignore_startup_parameters"
-        )
+    found = connection.execute(b"SELECT pg_backend_pid()", binary=True).fetchone()
+    if found != (connection.info.backend_pid,):
+        connection.is_pooled, connection.prepare_threshold = True, None
 
 
 def connection_failure(error: psycopg.Error) -> TimespineError:
     """Make the error for a connection that could not be made. The text of libpq names hosts and users, no passwords."""
     text = " ".join(str(error).split())[:300]
+    if "unsupported startup parameter" in text:
+        return UsageError(
+            "a pooler before the database refuses the settings of a connection: add options to "
+            "ignore_startup_parameters of pgbouncer"
+        )
     return Determinate(f"no connection to the logs: {text}")
 
 
@@ -232,6 +237,11 @@ def statement_failure(error: psycopg.Error, kind: type[Determinate] | type[Indet
     what = f"{type(error).__name__} {error.sqlstate or ''}".strip()
     if error.sqlstate == FENCED:
         return StoreFenced("the epoch of this store was raised: it was fenced or restored; close it and open it again")
+    if error.sqlstate == WRONG_ISOLATION:
+        return UsageError(
+            "a pooler before the database drops the settings of a connection, and the database has another isolation "
+            "than the logs need: ALTER ROLE ... SET default_transaction_isolation = 'read committed'"
+        )
     if isinstance(error, _SURELY_NOT):
         return Determinate(f"the logs refused a statement: {what}")
     if isinstance(error, failures.InsufficientPrivilege):

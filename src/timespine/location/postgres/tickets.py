@@ -6,7 +6,8 @@ process without one may still win, and the compare-and-set stays the truth.
 
 A ticket is a session advisory lock, on a connection of its own. Every wait ends: a process waits for `WAIT_MS` at most,
 and the server ends a session that holds a ticket and is silent for `HOLD_MS`, so a process that was suspended holds up
-no other one. Only contention costs anything: two statements for each ticket.
+no other one. Only contention costs anything: two statements for each ticket. Behind a pooler, where
+a session belongs to no process, there are no tickets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 from collections.abc import Iterable
 
 from timespine.errors import Determinate, TimespineError
-from timespine.location.postgres.connections import SETTINGS, Connection, Connections
+from timespine.location.postgres.connections import SETTINGS, Connections, LimitedConnection
 from timespine.locks import Lock
 
 LOSSES = 2
@@ -85,5 +86,5 @@ class Tickets:
             self._connections.run(lambda each: each.execute(_RETURN), Determinate)
 
 
-def _has_tickets(connection: Connection) -> bool:
-    return connection.info.server_version >= VERSION_MIN
+def _has_tickets(connection: LimitedConnection) -> bool:
+    return connection.info.server_version >= VERSION_MIN and not connection.is_pooled

@@ -45,6 +45,8 @@ class BucketAnswerChecks:
                 world.violate(f"a group from step {call.start} was acknowledged and is lost")
             elif not call.start <= landed <= call.end and group.writes:
                 world.violate(f"a group of steps {call.start} to {call.end} became durable at {landed}")
+            if outcome.dropped and any(key in world.bounds[-1] for key, _ in group.gone):
+                world.violate(f"a log was said to be removed by {group.id.hex()}, and is there")
             return
         expected = {key: head for key, head, _ in group.writes}
         if any(expected[key] == head for key, head in outcome.heads.items()):

@@ -57,8 +57,12 @@ class BucketHistory:
         """Calls that are still to be made."""
         self.fences = seed % 10 == 6
         """Whether processes raise the epoch now and then."""
+        self.removes = seed % 10 == 3
+        """Whether processes make logs and remove them. No key of a removed log is used for another one."""
         self.digest = 0
         self._ids = 0
+        self._brief: list[str] = []
+        """The keys of logs that are made to be removed."""
         self._processes: list[BucketProcess] = []
         if faults is None:
             for name in ("fail", "crash", "pause", "outage"):
@@ -102,6 +106,9 @@ class BucketHistory:
             self.left -= 1
             if self.fences and self.random.random() < 0.08:
                 yield from self._tried(f"{name} fence", self._fence(log))
+            if self.removes and self.random.random() < 0.5:
+                other = self.random.choice((self._make_log, self._write_briefly, self._remove_log, self._remove_log))
+                yield from self._tried(f"{name} {other.__name__[1:]}", other(log))
             call, chance = self._commit, self.random.random()
             for share, other in ((0.12, self._scan), (0.2, self._heads), (0.3, self._truncate)):
                 if chance < share:
@@ -174,15 +181,40 @@ class BucketHistory:
             log.epoch += 1
             self.world.counts["fences"] += 1
 
+    def _make_log(self, log: Replica) -> ObjectProtocol[None]:
+        """Write the first entry of a log with a key that is never used again."""
+        id = self.fresh()
+        self._brief.append(f"brief-{len(self._brief)}")
+        yield from self._answered(log, [WriteGroup(id, ((self._brief[-1], None, id),))])
+
+    def _write_briefly(self, log: Replica) -> ObjectProtocol[None]:
+        """Write on in such a log, as far as the process knows it, perhaps together with another log."""
+        key, head = self._known_brief(log)
+        if head is not None:
+            id = self.fresh()
+            other = self.random.choice(KEYS)
+            writes = ((key, head, id), (other, log.logs.head(other), id))
+            yield from self._answered(log, [WriteGroup(id, writes[: self.random.choice((1, 2))])])
+
+    def _remove_log(self, log: Replica) -> ObjectProtocol[None]:
+        """Remove such a log if it has the head that the process knows."""
+        key, head = self._known_brief(log)
+        if head is not None:
+            yield from self._answered(log, [WriteGroup(self.fresh(), (), (), ((key, head),))])
+
+    def _known_brief(self, log: Replica) -> tuple[str, int | None]:
+        key = self.random.choice(self._brief[-2:]) if self._brief else ""
+        return key, log.logs.head(key)
+
     def _scan(self, log: Replica) -> ObjectProtocol[None]:
-        key, start = self.random.choice(KEYS), self.world.step
+        key, start = self.random.choice((*KEYS, *self._brief[-2:])), self.world.step
         first, entries = yield from replica.scan_log(log, key, 0, None)
         self.checks.check_scan(key, start, first, entries)
 
     def _heads(self, log: Replica) -> ObjectProtocol[None]:
         start = self.world.step
         yield from replica.catch_up(log)
-        self.checks.check_heads(start, {key: log.logs.head(key) for key in KEYS})
+        self.checks.check_heads(start, {key: log.logs.head(key) for key in (*KEYS, *self._brief)})
 
     def _truncate(self, log: Replica) -> ObjectProtocol[None]:
         key = self.random.choice(KEYS)
@@ -218,7 +250,7 @@ class BucketHistory:
     def _read_and_clean(self, log: Replica) -> ObjectProtocol[None]:
         """Check that every log can be read and written, and that nothing is left but what the base needs."""
         yield from replica.open_bucket(log)
-        for key in KEYS:
+        for key in (*KEYS, *self._brief):
             yield from self._scan_of(log, key)
         for _ in range(SLOTS):
             id = self.fresh()

@@ -131,6 +131,10 @@ class BucketWorld:
                 if key in bounds:
                     first, head = bounds[key]
                     bounds[key] = (max(first, min(below, head)), head)
+            for key, head in group.gone:
+                if key in bounds and bounds[key][1] == head:
+                    del bounds[key]
+                    self.counts["logs removed"] += 1
         self.truth.append(entry)
         self.bounds.append(bounds)
         self.steps.append(self.step)
