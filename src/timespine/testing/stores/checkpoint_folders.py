@@ -15,16 +15,18 @@ from typing import Any
 from unittest import mock
 
 from timespine.arrangement import checkpoint, manifest, opened
+from timespine.arrangement.batch import file
 from timespine.arrangement.manifest import BATCH_FILE, manifest_name, manifest_numbers, read_manifest
 from timespine.core.arrangement.spine_files import MANIFESTS_KEPT
 from timespine.errors import CorruptionError
+from timespine.location import durable
 from timespine.testing.stores.history import History
 from timespine.testing.stores.thread_scheduler import VirtualProcess
 
 CUT_CHANCE = 0.5
 """The chance that a file which a dead process did not sync is cut."""
 
-CRASH_CHANCE = 0.02
+CRASH_CHANCE = 0.06
 """The chance that a process dies at a switch point of a checkpoint, in histories with crashes."""
 
 _LISTING = re.compile(r"files-([0-9]{16})\.json")
@@ -91,9 +93,9 @@ class CheckpointFolders:
                 files = read_manifest(path, number).files
             except CorruptionError as error:
                 return f"{manifest_name(number)} is damaged: {error}"
-            for file in files:
-                there = os.path.join(path, file.name)
-                if not os.path.exists(there) or os.path.getsize(there) != file.size:
+            for each in files:
+                there = os.path.join(path, each.name)
+                if not os.path.exists(there) or os.path.getsize(there) != each.size:
                     return f"{manifest_name(number)} names a file that is missing or cut"
         return None
 
@@ -102,7 +104,7 @@ class CheckpointFolders:
         numbers, names = manifest_numbers(path), os.listdir(path)
         if len(numbers) > MANIFESTS_KEPT:
             return f"{len(numbers)} checkpoints are left"
-        named = {file.name for number in numbers for file in read_manifest(path, number).files}
+        named = {each.name for number in numbers for each in read_manifest(path, number).files}
         batches = {name for name in names if BATCH_FILE.fullmatch(name)}
         if batches != named:
             return f"{len(batches - named)} files are left that no checkpoint names"
@@ -117,13 +119,11 @@ class CheckpointFolders:
         """Let the modules of checkpoints act in these folders until the end of the block."""
         here, scheduler = self, self.scheduler
         real_init, real_pin = checkpoint.CheckpointFolder.__init__, manifest.pin_manifest
-        real_write, real_open = checkpoint.write_batch, checkpoint.open_regular
 
         def init(self: Any, *args: Any, **options: Any) -> None:
             here.reap()
-            here._held.append(
-                (here._process(), SimpleNamespace(close=lambda: getattr(self, "_lock", None) and self.close()))
-            )
+            self._lock = None
+            here._held.append((here._process(), self))
             real_init(self, *args, **options)
 
         def pin(folder: str, number: int | None = None) -> manifest.PinnedManifest:
@@ -136,12 +136,12 @@ class CheckpointFolders:
         def write_batch(path: str, *args: Any) -> Any:
             here.act("write a batch")
             here._unsynced[path] = here._process()
-            facts = real_write(path, *args)
+            facts = file.write_batch(path, *args)
             here.act("wrote a batch")
             return facts
 
         def open_regular(path: str, flags: int, *args: Any) -> int:
-            fd = real_open(path, flags, *args)
+            fd = durable.open_regular(path, flags, *args)
             if flags & os.O_WRONLY:
                 here._unsynced[path], here._written[fd] = here._process(), path
             return fd
