@@ -70,11 +70,16 @@ def _streams() -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("rocksdict"), reason="a peer that the extra `bench` brings")
-def test_arrangements_are_measured_beside_peers(capsys: pytest.CaptureFixture[str]) -> None:
-    arrangements.main(["--rows", "20000", "--inserts", "20"])
+def test_arrangements_are_measured_beside_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrangements.main(["--rows", "20000", "--inserts", "20", "--repeat", "3", "--json", str(tmp_path / "figures.json")])
     printed = capsys.readouterr().out
-    for title in ("get, settled", "get, 69 batches", "fetch of 1,000, settled", "inserts of 1,000 rows"):
+    for title in (
+        *("memory per row", "get, settled", "get, 69 batches", "get, mapped files", "fetch of 1,000, settled"),
+        *("fetch of 1,000, 69 batches", "scan of 20,000", "save, unchanged", "restore", "inserts of 1,000 new rows"),
+        *("pairs of retraction and new version", "beside", "lookup of one key", "upsert of 100 rows"),
+    ):
         assert title in printed
+    assert len(json.loads((tmp_path / "figures.json").read_text())) > 40
 
 
 def test_a_process_over_its_limit_is_ended_and_reported(tmp_path: Path) -> None:

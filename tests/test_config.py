@@ -10,7 +10,8 @@ import pytest
 from timespine.config import DEFAULT, REMOTE, Config
 from timespine.errors import UsageError
 
-NAMES = [each.name for each in fields(Config) if each.type == "int"]
+NAMES = [each.name for each in fields(Config) if each.type == "int" and not each.name.startswith("arrangement_")]
+LEVEL_ROWS = DEFAULT.arrangement_level_rows
 
 
 def test_defaults_are_a_valid_config() -> None:
@@ -71,3 +72,38 @@ def test_untrimmable_columns_are_names_and_their_beginnings_and_ends(value: Any)
 def test_anything_else_is_not_a_tuple_of_names(value: Any) -> None:
     with pytest.raises(UsageError, match="stats_always_keep"):
         Config(stats_always_keep=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("arrangement_level_rows", [(1, *LEVEL_ROWS[1:]), (99_999, *LEVEL_ROWS[1:]), (7,) * 8]),
+        ("arrangement_merge_min", [(2,) * 9, (64,) + (2,) * 8]),
+        ("arrangement_merge_max", [8, 65_536]),
+        ("arrangement_batches", [26, 65_536]),
+        ("arrangement_retraction_multiplier", [0, 1_000]),
+    ],
+)
+def test_levels_of_arrangements_may_be_set_within_their_bounds(name: str, values: list[Any]) -> None:
+    for value in values:
+        assert getattr(Config(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("arrangement_level_rows", [(0, *LEVEL_ROWS[1:]), (100_000, *LEVEL_ROWS[1:]), (9, 8, *LEVEL_ROWS[2:])]),
+        ("arrangement_level_rows", [LEVEL_ROWS[1:], list(LEVEL_ROWS), (True,) * 8, (1.0,) * 8, 14_999, None]),
+        ("arrangement_level_rows", [(*LEVEL_ROWS[:-1], (1 << 40) + 1)]),
+        ("arrangement_merge_min", [(1,) * 9, (2,) * 8, [2] * 9, (2.0,) * 9, 2, None]),
+        ("arrangement_merge_max", [7, 1, 0, 65_537, 64.0, True, None]),
+        ("arrangement_batches", [25, 0, -1, 65_537, 128.0, None]),
+        ("arrangement_retraction_multiplier", [-1, 1_001, 0.5, False, None]),
+    ],
+)
+def test_levels_of_arrangements_out_of_bounds_are_a_usage_error_that_names_the_field(
+    name: str, values: list[Any]
+) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=f"config {name}"):
+            Config(**{name: value})

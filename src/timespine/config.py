@@ -15,6 +15,18 @@ COMPRESSIONS = ("lz4", "zstd")
 """How pages of parts may be compressed. Every reader of Parquet of the last years knows both."""
 
 
+LEVELS = 9
+"""Levels of an arrangement. The last one has no bound: 100 billion rows fill a disk of today."""
+
+LEVEL0_ROWS_MAX = 99_999
+"""The largest bound of level 0 of an arrangement: merges of level 0 run to their end, 64 batches at once."""
+
+BATCHES_MAX = 65_536
+"""The largest bound of batches of an arrangement: a reader searches each of them."""
+
+RETRACTION_MULTIPLIER_MAX = 1_000
+"""The largest multiplier of retractions of an arrangement: it raises a batch of retractions by three levels."""
+
 TURN_MS_MAX = 60_000
 """The longest turn of a change. A turn covers the check against intervening commits, and not the reads."""
 
@@ -140,6 +152,28 @@ class Config:
     cache_bytes: int = 256 << 20
     """Decoded row groups that a process keeps, so that a second read costs no I/O."""
 
+    arrangement_level_rows: tuple[int, ...] = (14_999, *(10**digits - 1 for digits in range(5, 12)))
+    """Rows of a batch of each level of an arrangement but the last, at most: eight numbers that do not descend. Batches
+    of similar size are merged, so each bound is ten times the one before. That of level 0 is 1 to 99,999: batches of a
+    stream belong there, since level 0 sets the pace of all merges."""
+
+    arrangement_merge_min: tuple[int, ...] = (8, 8, 3, 3, 3, 3, 2, 2, 2)
+    """Batches that each of the nine levels of an arrangement needs to merge, at least 2. Small batches are cheap to
+    search and many, so they wait for more company. Fewer means faster reads and more merging."""
+
+    arrangement_merge_max: int = 64
+    """Batches of one merge of an arrangement, at most; not fewer than a level needs. A level that has fallen behind
+    catches up in few merges."""
+
+    arrangement_batches: int = 128
+    """Batches of an arrangement at which insertion waits for merges: a reader searches all of them. More than can wait
+    for company in all levels (25 by default), at most 65,536."""
+
+    arrangement_retraction_multiplier: int = 0
+    """How often a retraction of a merged batch counts in addition to once, when the level of the batch is chosen: 0 to
+    1,000. A batch of many retractions then rises sooner, and meets the rows that it cancels sooner; that pays for
+    collections whose rows are replaced again and again."""
+
     object_bytes_max: int = 1 << 30
     """The largest blob that is read as a part."""
 
@@ -167,12 +201,60 @@ class Config:
                 if value not in COMPRESSIONS:
                     raise UsageError(f"config compression must be one of {COMPRESSIONS}, not {short_repr(value)}")
                 continue
+            if each.name.startswith("arrangement_"):
+                continue
             if type(value) is not int or not 1 <= value <= 1 << 40:
                 raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {short_repr(value)}")
         if self.turn_ms > TURN_MS_MAX:
             raise UsageError(f"config turn_ms is at most {TURN_MS_MAX}, not {self.turn_ms}")
         if self.outstanding_parts > OUTSTANDING_MAX:
             raise UsageError(f"config outstanding_parts is at most {OUTSTANDING_MAX}, not {self.outstanding_parts}")
+        check_level_rules(
+            self.arrangement_level_rows,
+            self.arrangement_merge_min,
+            self.arrangement_merge_max,
+            self.arrangement_batches,
+            self.arrangement_retraction_multiplier,
+        )
+
+
+def check_level_rules(
+    level_rows: tuple[int, ...], merge_min: tuple[int, ...], merge_max: int, batches: int, multiplier: int
+) -> None:
+    """Raise a UsageError if arrangements cannot work by such rules: they would merge too late, or without end."""
+    if not _are_integers(level_rows, LEVELS - 1, 1) or list(level_rows) != sorted(level_rows):
+        raise UsageError(
+            f"config arrangement_level_rows must be {LEVELS - 1} integers from 1 on that do not descend, not "
+            f"{short_repr(level_rows)}"
+        )
+    if level_rows[0] > LEVEL0_ROWS_MAX:
+        raise UsageError(f"config arrangement_level_rows begins with at most {LEVEL0_ROWS_MAX}, not {level_rows[0]}")
+    if not _are_integers(merge_min, LEVELS, 2):
+        raise UsageError(
+            f"config arrangement_merge_min must be {LEVELS} integers from 2 on, not {short_repr(merge_min)}"
+        )
+    if type(merge_max) is not int or not max(merge_min) <= merge_max <= BATCHES_MAX:
+        raise UsageError(
+            f"config arrangement_merge_max must be an integer from {max(merge_min)} (what a level needs to merge) to "
+            f"{BATCHES_MAX}, not {short_repr(merge_max)}"
+        )
+    waiting = sum(count - 1 for count in merge_min)
+    if type(batches) is not int or not waiting < batches <= BATCHES_MAX:
+        raise UsageError(
+            f"config arrangement_batches must be an integer from {waiting + 1} (then some level can merge) to "
+            f"{BATCHES_MAX}, not {short_repr(batches)}"
+        )
+    if type(multiplier) is not int or not 0 <= multiplier <= RETRACTION_MULTIPLIER_MAX:
+        raise UsageError(
+            f"config arrangement_retraction_multiplier must be an integer from 0 to {RETRACTION_MULTIPLIER_MAX}, not "
+            f"{short_repr(multiplier)}"
+        )
+
+
+def _are_integers(values: object, count: int, smallest: int) -> bool:
+    if type(values) is not tuple or len(values) != count:
+        return False
+    return all(type(each) is int and smallest <= each <= 1 << 40 for each in values)
 
 
 DEFAULT = Config()

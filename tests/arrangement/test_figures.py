@@ -11,11 +11,12 @@ from test_view import ORDERS, orders
 from timespine.arrangement.spine import memory, slicing, spine_driver
 from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.predicate.column import col
+from timespine.config import LEVELS
 from timespine.core.arrangement import memory_pressure
-from timespine.core.arrangement.levels import LEVELS, LevelRules
+from timespine.core.arrangement.levels import LevelRules
 from timespine.errors import NoSpace
 
-STILL = LevelRules(merge_min=(99,) + (2,) * 8)
+STILL = LevelRules(merge_min=(99,) + (2,) * 8, merge_max=99)
 """Rules under which few batches stay as they are."""
 
 

@@ -16,8 +16,9 @@ from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.spine import slicing
 from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.predicate.column import col
+from timespine.config import LEVELS
 from timespine.core.arrangement import memory_pressure
-from timespine.core.arrangement.levels import BATCHES_MAX, LEVELS, LevelRules
+from timespine.core.arrangement.levels import LevelRules
 from timespine.core.protocols import merge_spine
 from timespine.errors import CorruptionError, Determinate, SinceError, StoreClosed, UsageError
 from timespine.model.frontier import Frontier
@@ -193,7 +194,7 @@ def test_batches_merge_in_the_background_and_never_pile_up():
     with Spine(ORDERS) as spine:
         for n in range(400):
             spine.insert(orders([(n * 5 + i, "") for i in range(5)]))
-            assert len(spine.batches) <= BATCHES_MAX
+            assert len(spine.batches) <= LevelRules().batches_max
         until(spine.is_settled)
         assert len(spine.batches) < 26
         assert ids(spine) == list(range(2000))

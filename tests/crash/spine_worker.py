@@ -5,8 +5,9 @@ import sys
 
 from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.schema.schema import define
+from timespine.config import LEVELS
 from timespine.core.arrangement import memory_pressure
-from timespine.core.arrangement.levels import LEVELS, LevelRules
+from timespine.core.arrangement.levels import LevelRules
 
 ORDERS = define({"id": "int64"}, {"name": "string"})
 RULES = LevelRules(tuple(3**n for n in range(1, LEVELS)), (2,) * LEVELS, 4, 10, 0, 3)

@@ -6,7 +6,8 @@ each, the first seed whose history gives it away; `--pin` writes them down for
 in `planted_streams.py`, those of the client in `planted_client.py`, those of turns in
 `planted_turns.py`, those of the relay in `planted_relay.py`, those of spines of arrangements in
 `planted_spines.py`, those of a bucket alone in `planted_bucket.py`, those of views in
-`planted_views.py`, those of deleted data in `planted_kept.py`.
+`planted_views.py`, those of deleted data in `planted_kept.py`, those of checkpoints of arrangements in
+`planted_checkpoints.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 import planted_bucket  # noqa: F401 (for the bugs in it)
+import planted_checkpoints  # noqa: F401 (for the bugs in it)
 import planted_client  # noqa: F401 (for the bugs in it)
 import planted_following  # noqa: F401 (for the bugs in it)
 import planted_kept  # noqa: F401 (for the bugs in it)

@@ -11,7 +11,6 @@ from timespine.arrangement import arrangement as arrangement_module
 from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.follow import begin
-from timespine.arrangement.read.arranged_reads import repeated
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.write.read_current import CurrentRows
 from timespine.errors import StoreClosed
@@ -47,7 +46,7 @@ def a_lookup_is_answered_from_a_stale_frontier() -> Iterator[None]:
     def look_up(self, key, schema_id):
         if not self._is_by_key or self._is_closed or not set(key) <= set(self.layout.by):
             return None
-        return repeated(self._current.spine.newest_view().lookup(key))
+        return self._current.spine.newest_view().lookup(key)
 
     with patched(Arrangement, "look_up", look_up):
         yield

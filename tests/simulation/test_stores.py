@@ -1,6 +1,7 @@
 """Simulated histories of real stores: replayed by one seed, disturbed in every way, and without violations."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import planted
@@ -106,8 +107,19 @@ def test_histories_that_once_went_wrong_go_right(seed, operations):
     assert run_store_history(seed, operations).violations == []
 
 
-def test_a_seed_decides_a_history_with_arrangements():
-    first, again = (run_arrangement_history(9, 40, tracing=True) for _ in range(2))
+def test_histories_with_arrangements_meet_checkpoints():
+    counts = Counter()
+    for seed in range(12):
+        result = run_arrangement_history(seed, 40)
+        assert result.violations == []
+        counts.update(result.counts)
+    for what in ("checkpoints saved", "checkpoints opened", "checkpoints restored", "files cut", "crashes"):
+        assert counts[what], what
+
+
+@pytest.mark.parametrize("seed", [3, 9])
+def test_a_seed_decides_a_history_with_arrangements(seed):
+    first, again = (run_arrangement_history(seed, 40, tracing=True) for _ in range(2))
     assert first.violations == []
     assert first.trace == again.trace
     assert first.digest == again.digest

@@ -23,7 +23,7 @@ from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.follow.begin import Beginning, insert_event
 from timespine.arrangement.follow.question import History, Question
 from timespine.arrangement.follow.saving import Saving
-from timespine.arrangement.read.arranged_reads import ArrangedReads, repeated
+from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view import ArrangementView
 from timespine.client.collection import Collection
 from timespine.client.context import POLL_MAX_S, POLL_MIN_S
@@ -175,7 +175,7 @@ class Arrangement(ArrangedReads):
             self.catch_up()
             followed = self._current
             view = followed.spine.newest_view()
-            return repeated(view.lookup(key)) if followed.schema_id == schema_id else None
+            return view.lookup(key) if followed.schema_id == schema_id else None
         except StoreClosed:
             return None  # another thread closed it just now
         except CorruptionError as error:

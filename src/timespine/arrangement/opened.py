@@ -14,11 +14,11 @@ from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.batch.file import FileFacts, open_batch
 from timespine.arrangement.batch.filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.manifest import pin_manifest
+from timespine.arrangement.manifest import StoredCheckpoint, pin_manifest
 from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view import ArrangementView
 from timespine.columnar.schema.schema import Schema
-from timespine.errors import NotSealed, SinceError, StoreClosed
+from timespine.errors import CorruptionError, NotSealed, SinceError, StoreClosed, UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time, check_time
 
@@ -40,7 +40,7 @@ class OpenedCheckpoint(ArrangedReads):
         pinned = pin_manifest(self.folder, number)
         try:
             stored = pinned.stored
-            layout = Layout(Schema.decode(stored.schema), stored.by)
+            layout = _layout(stored)
             facts = {each.name: FileFacts(each.size, each.footer_hash) for each in stored.files}
             batches = [open_batch(os.path.join(self.folder, name), each, layout) for name, each in facts.items()]
         except BaseException:
@@ -127,6 +127,14 @@ class OpenedCheckpoint(ArrangedReads):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _layout(stored: StoredCheckpoint) -> Layout:
+    """Return the layout that a manifest says; raise a CorruptionError if it is not one."""
+    try:
+        return Layout(Schema.decode(stored.schema), stored.by)
+    except UsageError as error:
+        raise CorruptionError(f"the columns of checkpoint {stored.number} do not make sense") from error
 
 
 def open_checkpoint(folder: str | os.PathLike[str], *, number: int | None = None) -> OpenedCheckpoint:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import timespine as ts
+from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.follow import begin
 from timespine.arrangement.spine.spine import Spine
 from timespine.client.engine_interface import arranged_rows, handle_of
@@ -148,7 +149,8 @@ def test_an_event_that_could_not_be_inserted_is_inserted_later(orders):
 
 
 def test_an_interrupt_between_feed_and_spine_loses_nothing(orders):
-    with orders.arrange() as index:
+    # Without its thread: an interrupt is raised in the main one.
+    with mock.patch.object(Arrangement, "_follow"), orders.arrange() as index:
         real = ChangeFeed.poll
         interrupts = [True]
 
@@ -167,6 +169,7 @@ def test_an_interrupt_between_feed_and_spine_loses_nothing(orders):
                         break
                 except KeyboardInterrupt:
                     continue
+        assert interrupts == []
         assert index.get_one(50)["customer"] == "c"
 
 
@@ -252,3 +255,21 @@ def test_figures_tell_how_it_follows(orders):
         assert figures["checkpoints saved"] == figures["checkpoints restored"] == 0
         with pytest.raises(UsageError, match="no folder"):
             index.save()
+
+
+# Configuration.
+
+
+def test_a_store_sets_the_levels_of_its_arrangements(tmp_path):
+    bounds = (2, *ts.Config().arrangement_level_rows[1:])
+    config = ts.Config(arrangement_level_rows=bounds, arrangement_merge_min=(2,) * 9, arrangement_batches=10)
+    for number in range(2):  # from a snapshot, and from the checkpoint of the first one
+        with ts.open(str(tmp_path / "store"), config=config) as store:
+            orders = store.create("orders", key=KEY, value=VALUE, timeline="counter", if_exists="open")
+            with orders.arrange(folder=str(tmp_path / "index")) as index:
+                orders.append([{"id": 100 * number + n, "customer": "a", "total": 0.0} for n in range(3)])
+                assert ids(index.get({"id": 100 * number})) == [100 * number]
+                assert index.metrics()["checkpoints restored"] == number
+                rules = index._current.spine._driver.levels.rules
+                assert (rules.row_bounds, rules.merge_min, rules.batches_max) == (bounds, (2,) * 9, 10)
+                assert index.metrics()["levels"][0]["batches"] == 0

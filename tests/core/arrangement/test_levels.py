@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from timespine.config import LEVELS, Config
 from timespine.core.arrangement import level_transitions as transitions
 from timespine.core.arrangement.level_transitions import MergePlan, PutOff
 from timespine.core.arrangement.levels import (
-    BATCHES_MAX,
-    LEVELS,
-    MERGE_MIN,
     LevelRules,
     SpineLevels,
     count,
@@ -24,9 +22,9 @@ from timespine.core.arrangement.levels import (
     is_not_compacting,
     is_settled,
     level_of,
+    level_rules,
     may_compact,
     merges_done,
-    rules_for,
 )
 from timespine.core.arrangement.memory_pressure import MemoryPressure, Resources
 from timespine.core.arrangement.merge_fuel import charge, runs_slice, slice_rows
@@ -34,6 +32,8 @@ from timespine.errors import NoSpace, StoreClosed, UsageError
 from timespine.model.frontier import Frontier
 
 CALM = Resources()
+BATCHES_MAX = LevelRules().batches_max
+MERGE_MIN = LevelRules().merge_min
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +76,16 @@ def test_levels_are_by_size(rows, level):
 
 @pytest.mark.parametrize(("bound", "rows", "level"), [(1, 1, 0), (1, 2, 1), (99_999, 99_999, 0), (99_999, 100_000, 2)])
 def test_the_bound_of_level_0_may_be_chosen(bound, rows, level):
-    assert level_of(rules_for(bound), Sized(rows), is_merged=False) == level
+    rules = level_rules(Config(arrangement_level_rows=(bound, *LevelRules().row_bounds[1:])))
+    assert level_of(rules, Sized(rows), is_merged=False) == level
 
 
 def test_retractions_of_merged_batches_count_more_and_those_of_fresh_ones_never():
-    rules = rules_for(negative_multiplier=9)
+    rules = level_rules(Config(arrangement_retraction_multiplier=9))
     batch = Sized(10_000, negatives=1_000)
     assert level_of(rules, batch, is_merged=True) == 1
     assert level_of(rules, batch, is_merged=False) == 0
-    assert level_of(rules_for(), batch, is_merged=True) == 0
+    assert level_of(level_rules(Config()), batch, is_merged=True) == 0
 
 
 @pytest.mark.parametrize(
@@ -93,15 +94,34 @@ def test_retractions_of_merged_batches_count_more_and_those_of_fresh_ones_never(
         {"row_bounds": (0, *LevelRules().row_bounds[1:])},
         {"row_bounds": (100_000, *LevelRules().row_bounds[1:])},
         {"row_bounds": (1, 2)},
+        {"row_bounds": (9, 8, *LevelRules().row_bounds[2:])},
         {"merge_min": (2, 2)},
+        {"merge_min": (1,) * 9},
         {"negative_multiplier": -1},
         {"merge_max": 1},
+        {"merge_max": 7},
         {"batches_max": 25},
     ],
 )
 def test_rules_that_cannot_work_are_refused(wrong):
     with pytest.raises(UsageError):
         LevelRules(**wrong)
+
+
+def test_a_configuration_sets_the_rules():
+    config = Config(
+        arrangement_level_rows=(10, 20, 30, 40, 50, 60, 70, 80),
+        arrangement_merge_min=(4,) * LEVELS,
+        arrangement_merge_max=5,
+        arrangement_batches=40,
+        arrangement_retraction_multiplier=3,
+    )
+    rules = level_rules(config)
+    assert rules == LevelRules((10, 20, 30, 40, 50, 60, 70, 80), (4,) * LEVELS, 5, 40, 3)
+    assert level_rules(Config()) == LevelRules()
+    levels = filled(*[1] * 6, rules=rules)
+    levels, plan = transitions.start_merge(levels, 0, CALM)
+    assert len(plan.inputs) == 5
 
 
 @pytest.mark.parametrize("level", range(LEVELS))

@@ -21,6 +21,7 @@ from timespine.client.collection import Collection
 from timespine.client.engine_interface import handle_of, restrict_columns
 from timespine.client.read.change_feed import ChangeFeed, FeedEvent
 from timespine.columnar.ingest.update_table import update_table
+from timespine.core.arrangement.levels import level_rules
 from timespine.errors import (
     CorruptionError,
     Determinate,
@@ -78,6 +79,7 @@ class Beginning:
     def __init__(self, collection: Collection, question: Question) -> None:
         self._collection = collection
         self._question = question
+        self._rules = level_rules(handle_of(collection).config)
         self.counts = BeginCounts()
         """How often it began, and from what."""
 
@@ -150,7 +152,7 @@ class Beginning:
         as_of = None if last == INT64_MAX else last
         feed = self._collection.subscribe(as_of, columns=named.columns, where=named.where, snapshot=False)
         try:
-            spine = Spine(layout.schema, layout.by, folder=folder)
+            spine = Spine(layout.schema, layout.by, folder=folder, rules=self._rules)
         except BaseException:
             feed.close()
             raise
@@ -161,10 +163,11 @@ class Beginning:
         """Read the collection into a new spine."""
         feed = self._collection.subscribe(columns=named.columns, where=named.where)
         try:
-            begun = Followed(Spine(layout.schema, layout.by, folder=folder, restores=False), feed, schema_id, False)
+            spine = Spine(layout.schema, layout.by, folder=folder, restores=False, rules=self._rules)
         except BaseException:
             feed.close()
             raise
+        begun = Followed(spine, feed, schema_id, False)
         try:
             for event in feed.poll():
                 insert_event(begun.spine, event)

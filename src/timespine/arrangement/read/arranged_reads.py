@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from timespine.arrangement.read.view import ArrangementView
-from timespine.client.engine_interface import repeat_by_diff
-from timespine.columnar.schema.schema import DIFF, shown_names
+from timespine.arrangement.read.view import ArrangementView, repeated
+from timespine.columnar.schema.schema import shown_names
 from timespine.errors import UsageError
 
 R = TypeVar("R")
@@ -91,8 +90,3 @@ def keys_of(given: object, by: Sequence[str]) -> object:
             return [key_of(each, by) for each in listed]
         return listed
     return given if isinstance(given, Iterable) or hasattr(given, "__arrow_c_stream__") else key_of(given, by)
-
-
-def repeated(table: pa.Table) -> pa.Table:
-    """Return rows as often as they count, without the counts."""
-    return pa.concat_tables(list(repeat_by_diff(table, DIFF))).drop_columns([DIFF])

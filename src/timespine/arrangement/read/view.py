@@ -21,6 +21,7 @@ from timespine.arrangement.batch.walk import Walk
 from timespine.arrangement.read.cursor import Cursor, items
 from timespine.arrangement.read.get import SUMMED_MAX, Courtesy, Hit, find, needs_no_sum, settled_rows, summed_rows
 from timespine.arrangement.read.window import WindowSource
+from timespine.client.engine_interface import repeat_by_diff
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.kernels.consolidate import consolidate
@@ -91,15 +92,16 @@ class ArrangementView:
         return list(zip(rows, netted.diff_array().tolist(), strict=True))
 
     def lookup(self, key: Mapping[str, Any]) -> pa.Table:
-        """Return the rows of one key as a table, in order, with their counts in `_diff`."""
+        """Return the rows of one key as a table, in order, each as often as it counts."""
         self._courtesy.pause()
         hits = find(self.batches, self.key_of(key), self._counts)
+        schema = self.layout.schema
         if needs_no_sum(hits, self.as_of) and hits[0][0].diffs is None:
             chunk, lower, upper = hits[0]
-            columns = [chunk.columns[name].slice(lower, upper - lower) for name in self.layout.schema.names]
-            return pa.Table.from_arrays([*columns, pa.array([1] * (upper - lower), pa.int64())], schema=self._shape)
+            columns = [chunk.columns[name].slice(lower, upper - lower) for name in schema.names]
+            return pa.Table.from_arrays(columns, schema=schema.arrow)
         netted = net_as_of([piece_between(*hit) for hit in hits], self.layout, self.as_of)
-        return self._table([] if netted is None else [netted])
+        return repeated(self._table([] if netted is None else [netted]))
 
     def fetch(self, keys: object) -> pa.Table:
         """Return the rows of many keys, in order, with their counts in `_diff`.
@@ -289,6 +291,11 @@ class ArrangementView:
             inside = wanted[(wanted >= start) & (wanted < start + len(starts))] - start
             yield _key_table(chunk.index.columns, starts[inside], self.layout)
             start, before = start + len(starts), chunk.last
+
+
+def repeated(table: pa.Table) -> pa.Table:
+    """Return rows as often as they count, without the counts."""
+    return pa.concat_tables(list(repeat_by_diff(table, DIFF))).drop_columns([DIFF])
 
 
 def _key_table(columns: Sequence[pa.Array], rows: Index, layout: Layout) -> pa.Table:

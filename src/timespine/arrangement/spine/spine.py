@@ -149,17 +149,17 @@ class Spine:
 
     def view(self, as_of: Time | None = None) -> ArrangementView:
         """Return the rows as of a time, or of all updates. It never changes, and needs no closing."""
-        state = self._driver.levels
+        state, batches = self._driver.state_and_batches()
         time = (INT64_MAX,) * self.layout.schema.arity if as_of is None else check_time(as_of, self.layout.schema.arity)
         if state.since is not None and not state.since.less_equal(time):
             raise SinceError(time, state.since)
-        return ArrangementView(self.layout, state.batches, time, self._counts, self._driver.courtesy)
+        return ArrangementView(self.layout, batches, time, self._counts, self._driver.courtesy)
 
     def newest_view(self) -> ArrangementView:
         """Return the rows as of the last time before the upper: times have one coordinate, and inserts moved it."""
-        state = self._driver.levels
+        state, batches = self._driver.state_and_batches()
         last = None if state.upper is None else state.upper.last_complete()
-        return ArrangementView(self.layout, state.batches, (last or 0,), self._counts, self._driver.courtesy)
+        return ArrangementView(self.layout, batches, (last or 0,), self._counts, self._driver.courtesy)
 
     def cursor(self) -> Cursor:
         """Return a cursor at the first key, over all updates with their times.

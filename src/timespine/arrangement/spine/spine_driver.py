@@ -103,6 +103,7 @@ class SpineDriver:
         # A limit of the machine is for the whole process. One that a user gives is for batches.
         self._counts_process = memory_bytes is None
         self._counted: tuple[SpineLevels[Batch] | None, int] = (None, 0)
+        self._listed: tuple[SpineLevels[Batch], tuple[Batch, ...]] = (levels, levels.batches)
         self._begin()
         self._performers: dict[type[Effect], Callable[[Any], Any]] = {
             Swap: lambda effect: self.swap(effect.transition),
@@ -230,6 +231,14 @@ class SpineDriver:
         drivers = [driver for each in tuple(_open.values()) if (driver := each()) is not None]
         batches = sum(each.memory_bytes() for each in drivers)
         return max(batches, process_bytes()) if self._counts_process else batches
+
+    def state_and_batches(self) -> tuple[SpineLevels[Batch], tuple[Batch, ...]]:
+        """Return the state now and its batches, which are listed once per state: reads are more frequent than swaps."""
+        state = self.levels
+        listed = self._listed
+        if listed[0] is not state:
+            listed = self._listed = (state, state.batches)
+        return listed
 
     def memory_bytes(self) -> int:
         """Return the bytes of the batches in memory, counted once per state."""

@@ -30,29 +30,11 @@ import typing
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from timespine.config import DEFAULT, LEVELS, Config, check_level_rules
 from timespine.core.arrangement.memory_pressure import Resources, merges_early
 from timespine.core.arrangement.merge_fuel import AVERAGE_FIRST, SLICE_ROWS
 from timespine.core.arrangement.spine_files import SpineFiles
-from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
-
-LEVELS = 9
-"""SpineLevels. The last one has no bound: 100 billion rows fill a disk of today."""
-
-LEVEL0_ROWS = 14_999
-"""Rows of a batch of level 0, at most: typical batches of a stream belong there, since level 0 sets the pace."""
-
-LEVEL0_ROWS_MAX = 99_999
-"""The largest bound of level 0: that of level 1."""
-
-MERGE_MIN = (8, 8, 3, 3, 3, 3, 2, 2, 2)
-"""Batches that a level needs to merge. Small batches are cheap to search and many, so they wait for more company."""
-
-MERGE_MAX = 64
-"""Batches of one merge, at most."""
-
-BATCHES_MAX = 128
-"""Batches at which insertion waits: a reader searches all of them."""
 
 
 class LeveledBatch(typing.Protocol):
@@ -84,40 +66,34 @@ B = TypeVar("B", bound=LeveledBatch)
 
 @dataclass(frozen=True, slots=True)
 class LevelRules:
-    """The bounds of levels and merges."""
+    """The bounds of levels and merges. `Config` has those that a store may set, with their reasons."""
 
-    row_bounds: tuple[int, ...] = (LEVEL0_ROWS, *(10**digits - 1 for digits in range(5, 12)))
+    row_bounds: tuple[int, ...] = DEFAULT.arrangement_level_rows
     """Rows of a batch of each level but the last, at most."""
-    merge_min: tuple[int, ...] = MERGE_MIN
+    merge_min: tuple[int, ...] = DEFAULT.arrangement_merge_min
     """Batches that each level needs to merge."""
-    merge_max: int = MERGE_MAX
+    merge_max: int = DEFAULT.arrangement_merge_max
     """Batches of one merge, at most."""
-    batches_max: int = BATCHES_MAX
+    batches_max: int = DEFAULT.arrangement_batches
     """Batches at which insertion waits."""
-    negative_multiplier: int = 0
+    negative_multiplier: int = DEFAULT.arrangement_retraction_multiplier
     """How often a retraction of a merged batch counts in addition to once."""
     slice_rows_min: int = SLICE_ROWS
     """Rows of a slice, at least."""
 
     def __post_init__(self) -> None:
-        if len(self.row_bounds) != LEVELS - 1 or len(self.merge_min) != LEVELS:
-            raise UsageError(f"there are {LEVELS} levels, each but the last with a bound of rows")
-        if not 1 <= self.row_bounds[0] <= LEVEL0_ROWS_MAX:
-            raise UsageError(f"level 0 holds batches of 1 to {LEVEL0_ROWS_MAX} rows, not {self.row_bounds[0]}")
-        if self.negative_multiplier < 0:
-            raise UsageError(f"the multiplier of retractions is at least 0, not {self.negative_multiplier}")
-        waiting = sum(count - 1 for count in self.merge_min)
-        if self.merge_max < 2 or self.batches_max <= waiting:
-            raise UsageError(
-                f"a merge has at least 2 batches, not {self.merge_max}, and insertion must not wait before a level can "
-                f"merge: at {waiting + 1} batches or more, not {self.batches_max}"
-            )
+        check_level_rules(self.row_bounds, self.merge_min, self.merge_max, self.batches_max, self.negative_multiplier)
 
 
-def rules_for(level0_rows: int = LEVEL0_ROWS, negative_multiplier: int = 0) -> LevelRules:
-    """Return the rules with another bound of level 0, or another multiplier of retractions."""
-    bounds = (level0_rows, *LevelRules().row_bounds[1:])
-    return LevelRules(row_bounds=bounds, negative_multiplier=negative_multiplier)
+def level_rules(config: Config) -> LevelRules:
+    """Return the rules that a configuration sets."""
+    return LevelRules(
+        config.arrangement_level_rows,
+        config.arrangement_merge_min,
+        config.arrangement_merge_max,
+        config.arrangement_batches,
+        config.arrangement_retraction_multiplier,
+    )
 
 
 @dataclass(frozen=True, slots=True)
