@@ -14,7 +14,7 @@ import polars as pl
 
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.lowering import WEIGHT, evaluate_columns, keep_rows, memory_type
-from timespine.views.engine.windows import top_rows, window_rows
+from timespine.views.engine.windows import top_after, top_rows, window_rows
 from timespine.views.plan.algebra import (
     Aggregate,
     At,
@@ -80,6 +80,14 @@ class Source(Protocol):
         """Read accumulated groups as of before, at least those of some keys; None if the aggregate has no stage."""
         ...
 
+    def has_groups(self, node: Aggregate) -> bool:
+        """Return whether an aggregate has a stage."""
+        ...
+
+    def first_rows(self, node: Top) -> pl.DataFrame | None:
+        """Read the first rows in an order as of before; None if they are not stored."""
+        ...
+
 
 class Evaluator:
     """The evaluation of one refresh, or of one whole computation."""
@@ -102,21 +110,29 @@ class Evaluator:
     def changes(self, plan: Plan) -> pl.DataFrame:
         """Evaluate how a plan changed."""
         if plan not in self._deltas:
-            if isinstance(plan, InputScan):
-                got = self._source.changes(plan)
-            elif isinstance(plan, Aggregate) and self._source.groups(plan, _no_keys(plan)) is not None:
-                got = self._fold(plan)
-            else:
-                got = self._evaluate(delta_rule(plan), None)
-            self._deltas[plan] = consolidate(got)
+            self._deltas[plan] = self._changed(plan)
         return self._deltas[plan]
+
+    def _changed(self, plan: Plan) -> pl.DataFrame:
+        if isinstance(plan, InputScan):
+            return consolidate(self._source.changes(plan))
+        if not any(len(self.changes(child)) for child in children_of(plan)):
+            return _empty(plan)
+        if isinstance(plan, Filter):  # rows that are told apart below are so here
+            return keep_rows(self.changes(plan.child), plan.condition)
+        if isinstance(plan, Aggregate) and self._source.has_groups(plan):
+            return consolidate(self._fold(plan))
+        if isinstance(plan, Top):
+            before = self._source.first_rows(plan)
+            after = None if before is None else top_after(plan, before, self.changes(plan.child))
+            if before is not None and after is not None:
+                return consolidate(pl.concat([after, _negated(before).select(after.columns)]))
+        return consolidate(self._evaluate(delta_rule(plan), None))
 
     def _fold(self, node: Aggregate) -> pl.DataFrame:
         """Change the groups of an aggregate by the changes below it."""
         grouping = Grouping(node)
         changed = self.changes(node.child)
-        if not len(changed):
-            return _empty(node)
         changes = grouping.accumulate(changed)
         gone = changes.clear()
         if grouping.minds_retractions:
@@ -274,14 +290,6 @@ def is_change(plan: Plan) -> bool:
     return False
 
 
-def _no_keys(node: Aggregate) -> Keys | None:
-    """Return a restriction that no group satisfies, for asking whether there is a stage at all."""
-    if not node.keys:
-        return None
-    names = tuple(column.name for column in node.keys)
-    return Keys(names, pl.DataFrame(schema={column.name: memory_type(column.type) for column in node.keys}))
-
-
 def _empty(plan: Plan) -> pl.DataFrame:
     return pl.DataFrame(schema={**{each.name: memory_type(each.type) for each in plan.columns}, WEIGHT: pl.Int64})
 
@@ -293,8 +301,10 @@ def _negated(rows: pl.DataFrame) -> pl.DataFrame:
 def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the counts of equal rows, and drop those that count 0."""
     names = [name for name in rows.columns if name != WEIGHT]
+    if not len(rows):
+        return rows.select([*names, WEIGHT])
     if not names:
-        total = rows[WEIGHT].sum() if len(rows) else 0
+        total = rows[WEIGHT].sum()
         return pl.DataFrame({WEIGHT: [total] if total else []}, schema={WEIGHT: pl.Int64})
     return rows.group_by(names).agg(pl.col(WEIGHT).sum()).filter(pl.col(WEIGHT) != 0)
 

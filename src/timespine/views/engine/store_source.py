@@ -21,7 +21,7 @@ from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import Keys, consolidate
 from timespine.views.engine.lowering import WEIGHT, memory_type, to_memory
 from timespine.views.engine.touched_rows import TouchedRows
-from timespine.views.plan.algebra import Aggregate, InputScan
+from timespine.views.plan.algebra import Aggregate, InputScan, Plan, Top, names_of
 from timespine.views.plan.delta import NEW, OLD
 
 
@@ -104,6 +104,24 @@ class InputReader:
         return to_memory(frame.rename({**present, DIFF: WEIGHT}).select([*columns, WEIGHT]))
 
 
+@dataclass(frozen=True, slots=True)
+class StoredView:
+    """The rows of the view itself, as of its last refresh."""
+
+    plan: Plan
+    handle: CollectionHandle
+    time: int
+    names: dict[str, str]
+    """Its columns, by those of the plan."""
+
+    def rows(self) -> pl.DataFrame:
+        """Read them, under the names of the plan."""
+        with open_snapshot(self.handle, self.time, ReadOptions(), "column") as rows:
+            frame = pl.DataFrame(pl.from_arrow(rows.to_arrow()))
+        made = [pl.col(self.names[column.name]).alias(column.name) for column in self.plan.columns]
+        return to_memory(frame.select([*made, pl.col(DIFF).alias(WEIGHT)]))
+
+
 @dataclass(slots=True)
 class StoreSource:
     """The inputs and the stages of one view, for one refresh."""
@@ -111,6 +129,8 @@ class StoreSource:
     inputs: dict[str, InputReader]
     stages: dict[Aggregate, tuple[CollectionHandle, int]] = field(default_factory=dict)
     """The stages of aggregates, and the time that they are read as of."""
+    view: StoredView | None = None
+    """The view, if it was refreshed before."""
     fetched: int = 0
     """The number of rows read."""
 
@@ -146,6 +166,18 @@ class StoreSource:
             frame = pl.DataFrame(pl.from_arrow(rows.to_arrow()))
         self.fetched += len(frame)
         return to_memory(frame.rename({new: old for old, new in names.items()}).select(grouping.names))
+
+    def has_groups(self, node: Aggregate) -> bool:
+        """Return whether an aggregate has a stage."""
+        return node in self.stages
+
+    def first_rows(self, node: Top) -> pl.DataFrame | None:
+        """Read the first rows in an order as of before, if the view is nothing else and has all columns of them."""
+        if self.view is None or self.view.plan is not node or not self.view.names.keys() >= set(names_of(node)):
+            return None
+        frame = self.view.rows()
+        self.fetched += len(frame)
+        return frame
 
     def _named(self, frame: pl.DataFrame, scan: InputScan) -> pl.DataFrame:
         self.fetched += len(frame)
