@@ -36,7 +36,8 @@ class Memory:
                     self.firsts[node] = first.rows(node, NEW)
 
     def rows(self, scan, version, keys):
-        return self._frame(scan, self.tables[version][scan.input])
+        rows = self._frame(scan, self.tables[version][scan.input])
+        return rows if keys is None else keys.only(rows)
 
     def changes(self, scan):
         return self._frame(scan, minus(self.tables[NEW][scan.input], self.tables[OLD][scan.input]))

@@ -50,16 +50,25 @@ class InputReader:
             added = self._pending(columns)
             return consolidate(pl.concat([old, keys.only(added) if keys is not None else added]))
         time = self.before if version == OLD else self.after
-        if self.touched is not None and self.pending is None and keys is not None and time is not None:
-            return self._shared(self.touched, time, columns, keys)
+        if self.touched is not None and self.pending is None and time is not None:
+            shared = self._shared(self.touched, time, columns, keys)
+            if shared is not None:
+                return shared
         return self._snapshot(time, columns, keys)
 
-    def _shared(self, touched: TouchedRows, time: int, columns: list[str], keys: Keys) -> pl.DataFrame:
-        """Read the rows of some keys through what the views of a refresh share."""
-        wanted = keys.frame.rename({name: self.names[name] for name in keys.names})
-        frame = touched.rows(time, [self.names[name] for name in columns], wanted)
+    def _shared(self, touched: TouchedRows, time: int, columns: list[str], keys: Keys | None) -> pl.DataFrame | None:
+        """Read rows through what the views of a refresh share; None if they do not share all rows."""
+        present = [self.names[name] for name in columns]
+        if keys is None:
+            whole = touched.all_rows(time, present)
+            if whole is None:
+                return None
+            frame = whole
+        else:
+            wanted = keys.frame.rename({name: self.names[name] for name in keys.names})
+            frame = touched.rows(time, present, wanted)
         self._check_counts(frame, time)
-        return frame.rename({self.names[name]: name for name in columns})
+        return frame.rename(dict(zip(present, columns, strict=True)))
 
     def changes(self, columns: list[str]) -> pl.DataFrame:
         """Read the net changes, under the names of the text."""
@@ -135,7 +144,7 @@ class StoreSource:
     """The number of rows read."""
 
     def rows(self, scan: InputScan, version: str, keys: Keys | None) -> pl.DataFrame:
-        """Read an input, at least the rows of some keys, with their counts."""
+        """Read an input, all of it or the rows of some keys, with their counts."""
         reader = self.inputs[scan.input]
         names = {column.name: source for column, source in scan.outputs}
         wanted = keys.renamed({name: names[name] for name in keys.names}) if keys is not None else None
@@ -147,7 +156,7 @@ class StoreSource:
         return self._named(self.inputs[scan.input].changes([source for _, source in scan.outputs]), scan)
 
     def groups(self, node: Aggregate, keys: Keys | None) -> pl.DataFrame | None:
-        """Read accumulated groups, at least those of some keys; None if the aggregate has no stage."""
+        """Read accumulated groups, all or those of some keys; None if the aggregate has no stage."""
         found = self.stages.get(node)
         if found is None:
             return None
