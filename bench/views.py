@@ -1,14 +1,14 @@
-"""Refreshes of TPC-H views beside recomputation: python -m bench.views --scale 0.1 --changes 0.1 --views q1,q3
+"""Refreshes of TPC-H views beside recomputation: python -m bench.views --scale 0.1 --changes 0.01,0.1,1,10 --peers all
 
 Every view is created over a shop that `bench.tpch` makes. Then changes of a share of orders and customers are
-committed, and each view is refreshed: `process` is ours in this process, `spark` ours on Spark. The peers compute the
-same text whole, as of the same time: `spark-snapshots` reads the collections, `spark-parquet` and `duckdb` read Parquet
-files of the same rows. Answers are compared with those of DuckDB. Wall and CPU seconds are medians; CPU includes child
-processes.
+committed, and each view is refreshed by itself, with its commit: `process` is ours in this process, `spark` ours on
+Spark. The peers compute the same text whole, as of the same time: `spark-snapshots` reads the collections,
+`spark-parquet` and `duckdb` read Parquet files of the same rows. After each change all answers of ours are compared
+with those of DuckDB. Wall and CPU seconds are medians; CPU includes child processes.
 
-It runs in pieces: `--views`, `--changes` and `--peers` choose, `--json FILE` adds to what the file has, and
-`--table FILE` prints what is in it as a table for docs/benchmarks.md. `--together` measures all views in one refresh,
-an idle refresh and the change of one row.
+It runs in pieces: `--views`, `--changes` and `--peers` choose, `--minutes` begins nothing new after so long, `--json
+FILE` adds to what the file has, and `--from FILE` measures nothing. `--together` measures all views in one refresh, an
+idle refresh and the change of one row. `--markdown docs/benchmarks.md` puts the tables into the page.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import decimal
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -30,68 +31,110 @@ import pyarrow.parquet as pq
 
 import timespine as ts
 from bench.tpch import KEYS, QUERIES, TABLES, Shop
+from bench.view_tables import merged, page_of, short
+from timespine.config import Config
 
-PEERS = ("process", "spark", "spark-snapshots", "spark-parquet", "duckdb")
+OURS = ("process", "spark")
+PEERS = (*OURS, "spark-snapshots", "spark-parquet", "duckdb")
 TICKS = os.sysconf("SC_CLK_TCK")
+
+MANY = 0.01
+"""From this share of changes on, one repetition is enough: it takes longer than the noise is."""
 
 Times = tuple[float, float]
 """Wall and CPU seconds."""
 
+Found = dict[str, Any]
+"""What was measured of one view after changes of one size."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the pieces that were asked for."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.earlier is not None:
+        found: list[Found] = json.loads(options.earlier.read_text())
+    else:
+        peers = list(PEERS) if options.peers == "all" else options.peers.split(",")
+        views = [int(each.lstrip("q")) for each in options.views.split(",")]
+        if any(each not in PEERS for each in peers) or any(each not in QUERIES for each in views):
+            parser.error(f"peers are {', '.join(PEERS)}, or all; views are q1 to q22")
+        found = _run(options, views, peers)
+    page = page_of(found, PEERS)
+    if options.markdown is not None:
+        from bench.report import put_between
+
+        put_between(options.markdown, "<!-- views: begin -->", "<!-- views: end -->", page)
+    print(page)
+    return 1 if any(not each["right"] for each in found) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.views", description=__doc__)
     parser.add_argument("--scale", type=float, default=0.1)
     parser.add_argument("--changes", default="0.1", help="percent of orders, by commas (default 0.1)")
     parser.add_argument("--views", default=",".join(f"q{number}" for number in QUERIES), help="such as q1,q3")
-    parser.add_argument("--peers", default="process,duckdb", help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--repeat", type=int, default=3, help="changes of each size (default 3)")
+    parser.add_argument("--peers", default="process,duckdb", help=f"of {', '.join(PEERS)}; or all")
+    parser.add_argument("--repeat", type=int, default=3, help="changes of each size below 1 %% (default 3)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin nothing new after so long")
+    parser.add_argument("--cache-mb", type=int, default=256, help="cache_bytes of the store (default 256)")
     parser.add_argument("--together", action="store_true", help="all views at once, idle, and one row")
     parser.add_argument("--json", type=Path, help="the file to add the figures to")
-    parser.add_argument("--table", type=Path, help="print the figures of a file, and measure nothing")
-    options = parser.parse_args(arguments)
-    if options.table is not None:
-        print(table_of(json.loads(options.table.read_text())))
-        return 0
-    peers, views = options.peers.split(","), [int(each.lstrip("q")) for each in options.views.split(",")]
-    unknown = [each for each in peers if each not in PEERS]
-    if unknown or any(each not in QUERIES for each in views):
-        parser.error(f"peers are {', '.join(PEERS)}; views are q1 to q22")
+    parser.add_argument("--markdown", type=Path, help="the page to put the tables into")
+    parser.add_argument("--from", type=Path, dest="earlier", help="take the figures of a file, and measure nothing")
+    return parser
+
+
+def _run(options: argparse.Namespace, views: list[int], peers: list[str]) -> list[Found]:
+    """Measure, and return the figures with those that the file has."""
+    until = time.monotonic() + options.minutes * 60
     shares = [float(each) / 100 for each in options.changes.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), options.scale, views, peers)
+        bench = Bench(Path(folder), options.scale, views, peers, options.cache_mb << 20)
         try:
-            found = bench.run(shares, options.repeat)
+            found = bench.run(shares, options.repeat, until)
             if options.together:
                 found += bench.together(shares[0], options.repeat)
         finally:
             bench.close()
-    if options.json is not None:
-        before = json.loads(options.json.read_text()) if options.json.exists() else []
-        options.json.write_text(json.dumps(merged(before, found), indent=1) + "\n")
-    print(table_of(found))
-    return 1 if any(not each["right"] for each in found) else 0
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", file=sys.stderr)
+    if options.json is None:
+        return found
+    before = json.loads(options.json.read_text()) if options.json.exists() else []
+    everything = merged(before, found)
+    options.json.write_text(json.dumps(everything, indent=1) + "\n")
+    return everything
 
 
 class Bench:
     """One shop, one store with its views, and the peers."""
 
-    def __init__(self, folder: Path, scale: float, views: list[int], peers: list[str]) -> None:
+    def __init__(self, folder: Path, scale: float, views: list[int], peers: list[str], cache: int = 256 << 20) -> None:
         self.folder, self.scale, self.views, self.peers = folder, scale, views, peers
+        self._begun = time.monotonic()
         self.shop = Shop(scale)
-        self.store = ts.open(folder / "store")
+        self._say("made the data")
+        self.store = ts.open(folder / "store", config=Config(cache_bytes=cache))
         self.time = 0
         self.spark: Any = None
-        if any(each.startswith("spark") for each in peers):
-            self.spark = start_spark()
         for table, columns in TABLES.items():
             self.store.create(table, schema=columns, key=KEYS[table], timeline="counter")
         self.commit({table: self.shop.arrow(table) for table in TABLES})
         for table in TABLES:
             self.store[table].compact(wait=True)
-        self.handles = {
-            number: self.store.view(f"q{number}", sql=QUERIES[number], policy="incremental") for number in views
-        }
+        self._say("loaded them")
+        self.handles: dict[int, Any] = {}
+        for number in views:
+            self.handles[number] = self.store.view(f"q{number}", sql=QUERIES[number], policy="incremental")
+        self._say("built the views")
+        if any(each.startswith("spark") for each in peers):
+            self.spark = start_spark()
+            self._parquet()
+            self.on_spark(6, "spark-parquet")
+            self._say("started Spark")
+
+    def _say(self, what: str) -> None:
+        print(f"{time.monotonic() - self._begun:6.1f} s: {what}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Close what was opened."""
@@ -107,53 +150,70 @@ class Bench:
         self.time += 1
         self.store.seal(list(TABLES), self.time, if_behind="ignore")
 
-    def run(self, shares: list[float], repeat: int) -> list[dict[str, Any]]:
-        """Measure every view after changes of each size."""
-        found = []
-        for share in shares:
-            times: dict[tuple[int, str], list[Times]] = {}
-            right, last = dict.fromkeys(self.views, True), None
-            for _ in range(repeat):
-                updates = self.shop.change(share)
-                changed = sum(map(len, updates.values()))
-                self.commit(updates)
-                last = self._measure(times)
-            assert last is not None
-            for number in self.views:
-                right[number] = last[number]
-                found.append(self._figures(number, share, changed, times, right[number]))
-                print(short(found[-1]), file=sys.stderr, flush=True)
-        return found
+    def run(self, shares: list[float], repeat: int, until: float) -> list[Found]:
+        """Measure every view after changes of each size: in this process first, on Spark while there is time."""
+        found: dict[tuple[int, float], Found] = {}
+        local = [each for each in self.peers if not each.startswith("spark")]
+        for peers in (local, [each for each in self.peers if each not in local]):
+            for share in shares if peers else ():
+                times: dict[tuple[int, str], list[Times]] = {}
+                right = dict.fromkeys(self.views, True)
+                changed = 0
+                for _ in range(repeat if share < MANY and peers == local else 1):
+                    if time.monotonic() < until:
+                        updates = self.shop.change(share)
+                        changed = sum(map(len, updates.values()))
+                        self.commit(updates)
+                        self._measure(peers, times, right, until)
+                for number in self.views:
+                    self._note(found, number, share, changed, times, right[number])
+                self._say(f"{', '.join(peers)} after changes of {share * 100:g} %")
+        return list(found.values())
 
-    def _measure(self, times: dict[tuple[int, str], list[Times]]) -> dict[int, bool]:
-        """Refresh and recompute every view once; return whether its rows are those of DuckDB."""
-        for table in TABLES:
-            pq.write_table(self.shop.arrow(table), self.folder / f"{table}.parquet")
-        right = {}
+    def _measure(
+        self, peers: list[str], times: dict[tuple[int, str], list[Times]], right: dict[int, bool], until: float
+    ) -> None:
+        """Refresh and recompute every view once, and compare its rows with those of DuckDB."""
+        self._parquet()
         for number in self.views:
+            told = None
+            for peer in peers:
+                if time.monotonic() < until or peer in OURS:
+                    taken, got = measured(self._call(number, peer))
+                    times.setdefault((number, peer), []).append(taken)
+                    told = got if peer == "duckdb" else told
             view = self.handles[number]
-            for peer in self.peers:
-                if peer == "process":
-                    taken, _ = measured(view.refresh)
-                elif peer == "spark":
-                    taken, _ = measured(lambda view=view: view.refresh(engine="spark", spark=self.spark))
-                elif peer == "duckdb":
-                    taken, _ = measured(lambda number=number: self.duckdb(number))
-                else:
-                    taken, _ = measured(lambda number=number, peer=peer: self.on_spark(number, peer))
-                times.setdefault((number, peer), []).append(taken)
-            told = plain_rows(self.duckdb(number))
-            right[number] = plain_rows(view.snapshot().to_arrow()) == told
-        return right
+            if not any(peer in OURS for peer in peers):
+                view.refresh()
+            told = self.duckdb(number) if told is None else told
+            right[number] &= plain_rows(view.snapshot().to_arrow()) == plain_rows(told)
 
-    def _figures(
-        self, number: int, share: float, changed: int, times: dict[tuple[int, str], list[Times]], right: bool
-    ) -> dict[str, Any]:
+    def _call(self, number: int, peer: str) -> Callable[[], Any]:
+        view = self.handles[number]
+        if peer == "process":
+            return lambda: view.refresh(engine="process")
+        if peer == "spark":
+            return lambda: view.refresh(engine="spark", spark=self.spark)
+        if peer == "duckdb":
+            return lambda: self.duckdb(number)
+        return lambda: self.on_spark(number, peer)
+
+    def _note(
+        self,
+        found: dict[tuple[int, float], Found],
+        number: int,
+        share: float,
+        changed: int,
+        times: dict[tuple[int, str], list[Times]],
+        right: bool,
+    ) -> None:
+        """Add figures of one view to those that there are."""
         figures = {}
         for peer in self.peers:
-            wall, cpu = zip(*times[number, peer], strict=True)
-            figures[peer] = {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}
-        return {
+            if (number, peer) in times:
+                wall, cpu = zip(*times[number, peer], strict=True)
+                figures[peer] = {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}
+        new = {
             "view": f"q{number}",
             "scale": self.scale,
             "change": share * 100,
@@ -162,34 +222,45 @@ class Bench:
             "state": self.handles[number].status().bytes,
             "right": right,
         }
+        if (number, share) in found:
+            (new,) = merged([found[number, share]], [new])
+        found[number, share] = new
+        print(short(new), file=sys.stderr, flush=True)
 
-    def together(self, share: float, repeat: int) -> list[dict[str, Any]]:
+    def together(self, share: float, repeat: int) -> list[Found]:
         """Measure all views in one refresh, an idle refresh, and the change of one row of a view with one stage."""
         self.store.refresh()
-        cases: dict[str, list[Times]] = {"all views": [], "idle": [], "one row": []}
-        for _ in range(repeat):
-            updates = self.shop.change(share)
-            self.commit(updates)
-            cases["all views"].append(measured(self.store.refresh)[0])
-            cases["idle"].append(measured(self.store.refresh)[0])
+        names = f"{len(self.views)} views in one refresh", "an idle refresh of them", "one row, one stage"
+        cases: dict[str, list[Times]] = {name: [] for name in names}
+        right = True
+        for _ in range(max(repeat, 3)):
+            self.commit(self.shop.change(share))
+            cases[names[0]].append(measured(self.store.refresh)[0])
+            cases[names[1]].append(measured(self.store.refresh)[0])
+        self._parquet()
+        for number in self.views:
+            right &= plain_rows(self.handles[number].snapshot().to_arrow()) == plain_rows(self.duckdb(number))
         view = self.store.view(
             "by_segment", sql="SELECT c_mktsegment, count(*) AS n FROM customer GROUP BY c_mktsegment"
         )
-        for _ in range(max(repeat, 5)):
+        for _ in range(max(repeat, 9)):
             row = self.shop.tables["customer"].sample(1, seed=self.time)
             self.commit({"customer": row.to_arrow()})
-            cases["one row"].append(measured(view.refresh)[0])
+            cases[names[2]].append(measured(view.refresh)[0])
         found = []
         for name, taken in cases.items():
             wall, cpu = zip(*taken, strict=True)
             figures = {"process": {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}}
-            found.append(
-                {"view": name, "scale": self.scale, "change": share * 100, "updates": 0, "figures": figures, "state": 0}
-                | {"right": True}
-            )
+            about = {"view": name, "scale": self.scale, "change": share * 100, "updates": 0, "state": 0}
+            found.append({**about, "figures": figures, "right": right})
         return found
 
     # Peers.
+
+    def _parquet(self) -> None:
+        """Write what there is now for the peers that read files."""
+        for table in TABLES:
+            pq.write_table(self.shop.arrow(table), self.folder / f"{table}.parquet")
 
     def duckdb(self, number: int) -> pa.Table:
         """Let DuckDB compute a query over Parquet files."""
@@ -198,7 +269,7 @@ class Bench:
         with duckdb.connect() as connection:
             for table in TABLES:
                 connection.execute(f"CREATE VIEW {table} AS SELECT * FROM '{self.folder}/{table}.parquet'")
-            return connection.execute(QUERIES[number]).to_arrow_table()
+            return connection.sql(QUERIES[number]).to_arrow_table()
 
     def on_spark(self, number: int, peer: str) -> pa.Table:
         """Let Spark compute a query over snapshots or Parquet files."""
@@ -215,21 +286,24 @@ def start_spark() -> Any:
     """Start a session on this machine."""
     from pyspark.sql import SparkSession
 
-    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    settings = {"spark.ui.enabled": "false", "spark.driver.memory": "4g"}
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
     ts.spark.prepare(spark)
     return spark
 
 
 def measured(call: Callable[[], Any]) -> tuple[Times, Any]:
     """Return wall and CPU seconds of a call, with child processes, and its result."""
-    cpu, wall = tree_seconds(), time.perf_counter()
+    below, cpu, wall = seconds_below(), time.process_time(), time.perf_counter()
     result = call()
-    return (time.perf_counter() - wall, tree_seconds() - cpu), result
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return (wall, cpu + seconds_below() - below), result
 
 
-def tree_seconds() -> float:
-    """Return the CPU seconds of this process, and of those below it."""
-    below, total = {os.getpid()}, time.process_time()
+def seconds_below() -> float:
+    """Return the CPU seconds of the processes below this one."""
+    below, total = {os.getpid()}, 0.0
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda each: int(each.name)):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -248,44 +322,6 @@ def plain_rows(table: pa.Table) -> list[tuple[Any, ...]]:
         return round(float(value), 2) if isinstance(value, float | decimal.Decimal) else value
 
     return sorted((tuple(map(plain, row.values())) for row in table.to_pylist()), key=repr)
-
-
-def merged(before: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add figures to those that a file has; newer ones replace older."""
-    by_case = {(each["view"], each["scale"], each["change"]): each for each in before}
-    for each in found:
-        known = by_case.setdefault((each["view"], each["scale"], each["change"]), each)
-        figures = {**known["figures"], **each["figures"]}
-        by_case[each["view"], each["scale"], each["change"]] = {**each, "figures": figures}
-    return list(by_case.values())
-
-
-def short(each: dict[str, Any]) -> str:
-    """Return one case as a line."""
-    figures = " ".join(
-        f"{peer} {value['wall'] * 1e3:.0f}/{value['cpu'] * 1e3:.0f} ms" for peer, value in each["figures"].items()
-    )
-    return f"{each['view']} {each['change']:g} %: {figures}{'' if each['right'] else '  WRONG'}"
-
-
-def table_of(found: list[dict[str, Any]]) -> str:
-    """Return figures as a table of Markdown: wall / CPU milliseconds."""
-    lines = [
-        f"| view | scale | change | updates | {' | '.join(PEERS)} | state |",
-        f"| --- | --- | --- | --- | {' | '.join('---' for _ in PEERS)} | --- |",
-    ]
-    for each in found:
-        cells = []
-        for peer in PEERS:
-            figure = each["figures"].get(peer)
-            cells.append("" if figure is None else f"{figure['wall'] * 1e3:,.0f} / {figure['cpu'] * 1e3:,.0f}")
-        state = f"{each['state'] / 1e6:.1f} MB" if each["state"] else ""
-        change = f"{each['change']:g} %"
-        lines.append(
-            f"| {each['view']} | {each['scale']:g} | {change} | {each['updates'] or ''} "
-            f"| {' | '.join(cells)} | {state} |"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

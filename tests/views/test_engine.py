@@ -10,17 +10,18 @@ from plans import TABLES, changed_plans
 from timespine.testing.views import Versions, minus
 from timespine.views.engine.evaluate import Evaluator
 from timespine.views.engine.lowering import WEIGHT, keep_rows
-from timespine.views.plan.algebra import Aggregate, Delta, names_of, nodes_of
+from timespine.views.engine.windows import top_after
+from timespine.views.plan.algebra import Aggregate, Delta, InputScan, SortKey, Top, names_of, nodes_of
 from timespine.views.plan.delta import NEW, OLD
 from timespine.views.plan.expressions import Call, Literal, PlanColumn
 
 
 class Memory:
-    """A source of rows in memory, with a stage for each aggregate."""
+    """A source of rows in memory, with a stage for each aggregate, and with the first rows of each order."""
 
     def __init__(self, plan, old, new, staged):
         self.tables = {OLD: old, NEW: new}
-        self.stages = {}
+        self.stages, self.firsts = {}, {}
         if staged:
             first = Evaluator(self)
             before = Memory(plan, old, old, staged=False)
@@ -31,9 +32,12 @@ class Memory:
                     if node not in first.groups:
                         first.rows(node, NEW)
                     self.stages[node] = first.groups[node][1]
+                elif isinstance(node, Top):
+                    self.firsts[node] = first.rows(node, NEW)
 
     def rows(self, scan, version, keys):
-        return self._frame(scan, self.tables[version][scan.input])
+        rows = self._frame(scan, self.tables[version][scan.input])
+        return rows if keys is None else keys.only(rows)
 
     def changes(self, scan):
         return self._frame(scan, minus(self.tables[NEW][scan.input], self.tables[OLD][scan.input]))
@@ -41,6 +45,12 @@ class Memory:
     def groups(self, node, keys):
         stage = self.stages.get(node)
         return stage if stage is None or keys is None else keys.only(stage)
+
+    def has_groups(self, node):
+        return node in self.stages
+
+    def first_rows(self, node):
+        return self.firsts.get(node)
 
     def _frame(self, scan, counts):
         places = [TABLES[scan.input].index(source) for _, source in scan.outputs]
@@ -90,3 +100,27 @@ def test_a_condition_on_rows_from_several_places_keeps_all_that_satisfy_it():
     rows = pl.concat([pl.DataFrame({"x": [1, 2]}), pl.DataFrame({"x": [None] * 3}, schema={"x": pl.Int64})])
     kept = keep_rows(rows, Call(">", (one, case), pa.bool_()))
     assert kept["x"].to_list() == [None] * 3
+
+
+def test_first_rows_are_kept_up_from_what_is_stored_until_rows_behind_them_are_needed():
+    x = PlanColumn("x#1", pa.int64())
+    top = Top(InputScan("t", ((x, "x"),)), (SortKey(x, descending=False, nulls_last=False),), 3)
+
+    def frame(counts):
+        return pl.DataFrame(
+            {"x#1": list(counts), WEIGHT: list(counts.values())}, schema={"x#1": pl.Int64, WEIGHT: pl.Int64}
+        )
+
+    def after(before, changed):
+        got = top_after(top, frame(before), frame(changed))
+        return None if got is None else dict(got.rows())
+
+    full = {1: 1, 5: 2}
+    assert after(full, {9: 1, 8: -1}) == full, "what is behind does not matter"
+    assert after(full, {3: 1}) == {1: 1, 3: 1, 5: 1}
+    assert after(full, {1: -1, 2: 4, 5: -7}) == {2: 3}
+    assert after(full, {1: -1, 2: 1}) == {2: 1, 5: 2}
+    assert after(full, {1: -1, 5: 1}) == {5: 3}
+    assert after(full, {1: -1}) is None, "a row behind comes forward"
+    assert after(full, {1: -1, 6: 1}) is None, "there may be one before it"
+    assert after({1: 1, 5: 1}, {1: -1, 6: 4}) == {5: 1, 6: 2}, "these were all"

@@ -2,13 +2,16 @@
 
 import random
 from collections import Counter
+from contextlib import ExitStack
+from itertools import pairwise
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import timespine as ts
 from timespine.client.engine_interface import handle_of
-from timespine.views.engine import touched_rows
+from timespine.views.engine import kept_rows, touched_rows
 from timespine.views.engine.evaluate import Keys
 from timespine.views.engine.lowering import WEIGHT
 from timespine.views.engine.store_source import InputReader
@@ -47,29 +50,46 @@ def some_keys(rng, names):
     return Keys(names, frame)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_shared_rows_are_those_of_plain_reads_before_and_after(tmp_path, seed):
+@pytest.mark.parametrize("way", ["kept", "kept no longer", "arranged", "read"])
+@pytest.mark.parametrize("seed", range(6))
+def test_shared_rows_are_those_of_plain_reads_before_and_after(tmp_path, monkeypatch, seed, way):
     rng = random.Random(seed)
+    if way == "kept no longer":
+        monkeypatch.setattr(kept_rows, "KEPT_SHARE", 1 << 40)
+    elif way != "kept":
+        monkeypatch.setattr(kept_rows, "KEPT_ROWS", -1)
     with ts.open(tmp_path / "store") as store:
         store.create("a", key={"k": "int64", "g": "int64"}, value={"v": "int64"}, timeline="counter")
-        for _ in range(6):
+        for _ in range(8):
             change(rng, store)
         handle, last = handle_of(store["a"]), store["a"].upper.time - 1
-        before, after = sorted(rng.sample(range(last + 1), 2))
-        touched = TouchedInputs()
-        touched.expect(handle, ["k", "v"])
-        touched.expect(handle, ["g"])
-        plain = InputReader(handle, NAMES, before, after)
-        shared = InputReader(handle, NAMES, before, after, touched=touched.of(handle, before, after))
-        assert touched.of(handle, before, after) is shared.touched
-        for _ in range(12):
-            columns = rng.choice([["k", "g", "v"], ["v"], ["g", "k"]])
-            keys, version = some_keys(rng, rng.choice(BY)), rng.choice((OLD, NEW))
-            wanted = keys.only(plain.rows(version, ["k", "g", "v"], None))
-            got = shared.rows(version, columns, keys)
-            assert counted(got, columns) == counted(wanted, columns), (version, keys, columns)
-            assert len(got) == 0 or got[WEIGHT].min() > 0
-            assert counted(shared.changes(columns), columns) == counted(plain.changes(columns), columns)
+        times = sorted(rng.sample(range(last + 1), min(last + 1, 4)))
+        arranged = ExitStack()
+        if way == "arranged":
+            for by in (["k", "g"], ["g"], ["v"]):
+                arrangement = arranged.enter_context(store["a"].arrange(by=by, history="all"))
+                assert arrangement.rows_as_of(last, pa.table({by[0]: pa.array([], pa.int64())}), 0) is not None
+        with arranged:
+            for before, after in pairwise(times):
+                compare(rng, handle, before, after)
+
+
+def compare(rng, handle, before, after):
+    touched = TouchedInputs()
+    touched.expect(handle, ["k", "v"] if rng.random() < 0.5 else ["v"])
+    touched.expect(handle, ["g", "k"])
+    plain = InputReader(handle, NAMES, before, after)
+    shared = InputReader(handle, NAMES, before, after, touched=touched.of(handle, before, after))
+    assert touched.of(handle, before, after) is shared.touched
+    for _ in range(8):
+        columns = rng.choice([["k", "g", "v"], ["v"], ["g", "k"]])
+        keys, version = some_keys(rng, rng.choice(BY)), rng.choice((OLD, NEW))
+        whole = plain.rows(version, ["k", "g", "v"], None)
+        assert counted(shared.rows(version, columns, None), columns) == counted(whole, columns)
+        got = shared.rows(version, columns, keys)
+        assert counted(got, columns) == counted(keys.only(whole), columns), (version, keys, columns)
+        assert len(got) == 0 or got[WEIGHT].min() > 0
+        assert counted(shared.changes(columns), columns) == counted(plain.changes(columns), columns)
 
 
 def test_the_changes_of_an_input_and_the_rows_of_a_key_are_read_once_for_all_views(tmp_path, monkeypatch):
@@ -82,6 +102,7 @@ def test_the_changes_of_an_input_and_the_rows_of_a_key_are_read_once_for_all_vie
             return real(handle, *args)
 
         monkeypatch.setattr(touched_rows, name, counting)
+        monkeypatch.setattr(kept_rows, name, counting, raising=False)
     with ts.open(tmp_path / "store") as store:
         for name in ("a", "b"):
             store.create(name, key={"k": "int64"}, value={"v": "int64"}, timeline="counter")
@@ -99,3 +120,47 @@ def test_the_changes_of_an_input_and_the_rows_of_a_key_are_read_once_for_all_vie
         ("open_snapshot", "a"): 1,
         ("open_snapshot", "b"): 1,
     }
+
+
+def test_a_small_input_is_read_once_and_then_follows_its_changes(tmp_path, monkeypatch):
+    reads = Counter()
+    real = kept_rows.open_snapshot
+
+    def counting(handle, *args):
+        reads[handle.name] += 1
+        return real(handle, *args)
+
+    monkeypatch.setattr(kept_rows, "open_snapshot", counting)
+    monkeypatch.setattr(touched_rows, "open_snapshot", counting)
+    with ts.open(tmp_path / "store") as store:
+        for name in ("a", "b"):
+            store.create(name, key={"k": "int64"}, value={"v": "int64"}, timeline="counter")
+            store[name].append([{"k": k, "v": k} for k in range(5)])
+        view = store.view("v", sql="SELECT a.k, a.v, b.v AS w FROM a JOIN b ON a.k = b.k", policy="incremental")
+        for turn in range(4):
+            store["a"].upsert([{"k": turn, "v": 10 + turn}])
+            store["b"].upsert([{"k": 4, "v": 20 + turn}])
+            view.refresh()
+        rows = {row["k"]: (row["v"], row["w"]) for row in view.snapshot().to_pylist()}
+    assert rows == {0: (10, 0), 1: (11, 1), 2: (12, 2), 3: (13, 3), 4: (4, 23)}
+    assert reads == {"a": 1, "b": 1}
+
+
+def test_a_view_reads_a_large_input_through_an_arrangement_if_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_rows, "KEPT_ROWS", -1)
+    reads = Counter()
+    real = touched_rows.open_snapshot
+    monkeypatch.setattr(
+        touched_rows, "open_snapshot", lambda handle, *args: reads.update([handle.name]) or real(handle, *args)
+    )
+    with ts.open(tmp_path / "store") as store:
+        for name in ("a", "b"):
+            store.create(name, key={"k": "int64"}, value={"v": "int64"}, timeline="counter")
+            store[name].append([{"k": k, "v": k} for k in range(5)])
+        view = store.view("v", sql="SELECT a.k, b.v AS w FROM a JOIN b ON a.v = b.k", policy="incremental")
+        with store["a"].arrange(by=["v"]):
+            store["b"].upsert([{"k": 2, "v": 20}])
+            store["a"].upsert([{"k": 9, "v": 3}])
+            view.refresh()
+        assert reads == {"b": 1}
+        assert sorted(row["w"] for row in view.snapshot().to_pylist()) == [0, 1, 3, 3, 4, 20]

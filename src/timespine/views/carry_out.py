@@ -31,7 +31,7 @@ from timespine.views.compute import (
 from timespine.views.definition import INCREMENTAL, SPARK, Input, ViewDefinition, current_names
 from timespine.views.engine.lowering import Declined
 from timespine.views.engine.portable import only_spark
-from timespine.views.engine.store_source import StoreSource
+from timespine.views.engine.store_source import StoredView, StoreSource
 from timespine.views.engine.touched_rows import TouchedInputs
 from timespine.views.every.compute_timed import check_unique_along, compute_timed
 from timespine.views.spark_engine.session import find_session
@@ -172,6 +172,9 @@ class Carrier:
     def _in_process(self, work: Work, source: StoreSource) -> ViewDelta:
         assert work.choice is not None
         if work.choice.how == CHANGES:
+            assert work.compiled.plan is not None
+            names = {column.name: name for name, column in work.compiled.named}
+            source.view = StoredView(work.compiled.plan, work.handle, work.before, names)
             return compute_changes(work.compiled, source)
         source.stages = {}
         whole = compute_whole(work.compiled, source)

@@ -7,7 +7,7 @@ import functools
 import random
 import threading
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -151,9 +151,13 @@ class Parts:
         if request.keys is not None and len(request.keys) == 1:
             announce_blooms(self.blob, (reader for reader, _ in opened))
         for reader, pruner in opened:
-            columns = pruner.written_columns
-            missing = [group for group in pruner.groups(reader) if (reader.key, group, columns) not in self.cache]
-            announce_groups(self.blob, reader, missing, columns)
+            kept = self.cache
+            wanted = {
+                group: [name for name in pruner.written_columns if (reader.key, group, name) not in kept]
+                for group in pruner.groups(reader)
+            }
+            for columns, groups in _together(wanted):
+                announce_groups(self.blob, reader, groups, columns)
 
     def leaves(self, parts: Iterable[Part], depth: int = 0) -> Iterator[Part]:
         """Yield the parts with rows, those inside hollow runs included, as they are seen through their runs."""
@@ -316,19 +320,34 @@ class Parts:
     def _read(
         self, reader: PartReader, part: Part, groups: tuple[int, ...], columns: tuple[str, ...], hint: CacheHint
     ) -> list[pa.Table]:
-        """Row groups, each from the cache or decoded.
+        """Row groups, each column from the cache or decoded.
 
-        SUBTLE: kept one by one. Where a block of them begins depends on who reads what, and if blocks were kept,
-        the same rows would be decoded and kept again by every reader that cuts otherwise (test_cached_groups.py).
+        SUBTLE: kept one by one. Where a block of row groups begins depends on who reads what, and so does which columns
+        are read. If blocks or sets of columns were kept, the same values would be decoded and kept again by every
+        reader that cuts otherwise (test_cached_groups.py).
         """
-        by_key: dict[Hashable, int] = {(part.key, group, columns): group for group in groups}
 
-        def load(missing: list[Hashable]) -> list[tuple[pa.Table, int]]:
+        def load(missing: list[Hashable]) -> list[tuple[pa.ChunkedArray, int]]:
+            wanted: dict[int, list[str]] = {}
+            for key in missing:
+                group, name = places[key]
+                wanted.setdefault(group, []).append(name)
+            found: dict[tuple[int, str], pa.ChunkedArray] = {}
             with self._counted():
-                tables = reader.read_each([by_key[key] for key in missing], columns)
-            return [(table, table.nbytes) for table in tables]
+                for names, inside in _together(wanted):
+                    for group, table in zip(inside, reader.read_each(inside, names), strict=True):
+                        found |= {(group, name): table.column(name) for name in names}
+            return [(found[places[key]], found[places[key]].nbytes) for key in missing]
 
-        return self.cache.get_or_load_all(list(by_key), load, hint)
+        places: dict[Hashable, tuple[int, str]] = {
+            (part.key, group, name): (group, name) for group in groups for name in columns
+        }
+        arrays = self.cache.get_or_load_all(list(places), load, hint)
+        written = reader.schema.update_arrow
+        shape, width = pa.schema([written.field(name) for name in columns]), len(columns)
+        return [
+            pa.Table.from_arrays(arrays[place : place + width], schema=shape) for place in range(0, len(arrays), width)
+        ]
 
     def project_chunk(self, table: pa.Table, part: Part, schema: Schema, request: ScanRequest) -> pa.Table:
         """Return a chunk through the part's bounds and the window, under the wanted schema. Not filtered yet."""
@@ -345,6 +364,15 @@ def _fetcher(blob: Blob, key: str) -> Callable[[int, int], bytes | None]:
         return blob.get_range(key, start, stop)
 
     return fetch
+
+
+def _together(wanted: Mapping[int, Sequence[str]]) -> Iterable[tuple[tuple[str, ...], list[int]]]:
+    """Put row groups of which the same columns are wanted together; those of which none are wanted are left out."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for group, names in wanted.items():
+        if names:
+            found.setdefault(tuple(names), []).append(group)
+    return found.items()
 
 
 def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:

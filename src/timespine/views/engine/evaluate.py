@@ -14,7 +14,7 @@ import polars as pl
 
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.lowering import WEIGHT, evaluate_columns, keep_rows, memory_type
-from timespine.views.engine.windows import top_rows, window_rows
+from timespine.views.engine.windows import top_after, top_rows, window_rows
 from timespine.views.plan.algebra import (
     Aggregate,
     At,
@@ -54,6 +54,8 @@ class Keys:
     def part(self, names: tuple[str, ...]) -> Keys | None:
         """Return the restriction of some of the columns; None if they are none."""
         kept = tuple(name for name in self.names if name in names)
+        if len(kept) == len(self.names):
+            return self
         return Keys(kept, self.frame.select(kept).unique()) if kept else None
 
     def renamed(self, names: dict[str, str]) -> Keys:
@@ -69,7 +71,7 @@ class Source(Protocol):
     """Where rows come from: the inputs of a view, and its stages."""
 
     def rows(self, scan: InputScan, version: str, keys: Keys | None) -> pl.DataFrame:
-        """Read an input as of before or after, at least the rows of some keys, with their counts."""
+        """Read an input as of before or after, all of it or the rows of some keys, with their counts."""
         ...
 
     def changes(self, scan: InputScan) -> pl.DataFrame:
@@ -77,7 +79,15 @@ class Source(Protocol):
         ...
 
     def groups(self, node: Aggregate, keys: Keys | None) -> pl.DataFrame | None:
-        """Read accumulated groups as of before, at least those of some keys; None if the aggregate has no stage."""
+        """Read accumulated groups as of before, all or those of some keys; None if the aggregate has no stage."""
+        ...
+
+    def has_groups(self, node: Aggregate) -> bool:
+        """Return whether an aggregate has a stage."""
+        ...
+
+    def first_rows(self, node: Top) -> pl.DataFrame | None:
+        """Read the first rows in an order as of before; None if they are not stored."""
         ...
 
 
@@ -88,6 +98,7 @@ class Evaluator:
         self._source = source
         self._deltas: dict[Plan, pl.DataFrame] = {}
         self._whole: dict[tuple[Plan, str], pl.DataFrame] = {}
+        self._touched: dict[Restrict, pl.DataFrame] = {}
         self.groups: dict[Aggregate, tuple[pl.DataFrame, pl.DataFrame]] = {}
         """The groups of aggregates that changed, as they were and as they are; of a whole computation, none and all."""
 
@@ -102,21 +113,29 @@ class Evaluator:
     def changes(self, plan: Plan) -> pl.DataFrame:
         """Evaluate how a plan changed."""
         if plan not in self._deltas:
-            if isinstance(plan, InputScan):
-                got = self._source.changes(plan)
-            elif isinstance(plan, Aggregate) and self._source.groups(plan, _no_keys(plan)) is not None:
-                got = self._fold(plan)
-            else:
-                got = self._evaluate(delta_rule(plan), None)
-            self._deltas[plan] = consolidate(got)
+            self._deltas[plan] = self._changed(plan)
         return self._deltas[plan]
+
+    def _changed(self, plan: Plan) -> pl.DataFrame:
+        if isinstance(plan, InputScan):
+            return consolidate(self._source.changes(plan))
+        if not any(len(self.changes(child)) for child in children_of(plan)):
+            return _empty(plan)
+        if isinstance(plan, Filter):  # rows that are told apart below are so here
+            return keep_rows(self.changes(plan.child), plan.condition)
+        if isinstance(plan, Aggregate) and self._source.has_groups(plan):
+            return consolidate(self._fold(plan))
+        if isinstance(plan, Top):
+            before = self._source.first_rows(plan)
+            after = None if before is None else top_after(plan, before, self.changes(plan.child))
+            if before is not None and after is not None:
+                return consolidate(pl.concat([after, _negated(before).select(after.columns)]))
+        return consolidate(self._evaluate(delta_rule(plan), None))
 
     def _fold(self, node: Aggregate) -> pl.DataFrame:
         """Change the groups of an aggregate by the changes below it."""
         grouping = Grouping(node)
         changed = self.changes(node.child)
-        if not len(changed):
-            return _empty(node)
         changes = grouping.accumulate(changed)
         gone = changes.clear()
         if grouping.minds_retractions:
@@ -124,8 +143,6 @@ class Evaluator:
         keys = Keys(tuple(grouping.keys), changes.select(grouping.keys)) if grouping.keys else None
         old = self._source.groups(node, keys)
         assert old is not None
-        if keys is not None:
-            old = keys.only(old)
         new, again = grouping.fold(old, changes, gone)
         if len(again) or (not grouping.keys and not len(new)):
             wanted = Keys(tuple(grouping.keys), again) if grouping.keys else None
@@ -155,7 +172,7 @@ class Evaluator:
         if keys is None or len(keys.frame) > PUSHED_MAX:
             whole = self._whole[plan, version] = self._source.rows(plan, version, None)
             return whole if keys is None else keys.only(whole)
-        return keys.only(self._source.rows(plan, version, keys))
+        return self._source.rows(plan, version, keys)
 
     def _groups(self, node: Aggregate, version: str, keys: Keys | None) -> pl.DataFrame:
         grouping = Grouping(node)
@@ -172,12 +189,12 @@ class Evaluator:
             if version == NEW:
                 shown = pl.concat([shown, self.changes(node)])
                 shown = consolidate(own.only(shown) if own is not None else shown)
-        return shown if keys is None else keys.only(shown)
+        return shown if keys is None or own is keys else keys.only(shown)
 
     # Nodes of rules.
 
     def _evaluate(self, plan: Plan, keys: Keys | None) -> pl.DataFrame:
-        """Evaluate a node of a rule, restricted."""
+        """Evaluate a node of a rule, restricted: the rows of the keys, and no others."""
         if isinstance(plan, At):
             return self._at(plan.node, plan.version, keys)
         if isinstance(plan, Delta):
@@ -196,15 +213,15 @@ class Evaluator:
             return self._restrict(plan, keys)
         if isinstance(plan, Join):
             return self._join(plan, keys)
-        got = self._grouped(plan, keys)
-        return got if keys is None else keys.only(got)
+        return self._grouped(plan, keys)
 
     def _grouped(self, plan: Plan, keys: Keys | None) -> pl.DataFrame:
         """Evaluate a node that treats the rows of each key apart: restricted below, if its keys are meant."""
         if isinstance(plan, Aggregate):
             own = keys.part(tuple(column.name for column in plan.keys)) if keys is not None else None
             grouping = Grouping(plan)
-            return grouping.show(grouping.accumulate(self._evaluate(plan.child, own)))
+            got = grouping.show(grouping.accumulate(self._evaluate(plan.child, own)))
+            return got if keys is None or own is keys else keys.only(got)
         if isinstance(plan, SetOperation):
             left = consolidate(self._evaluate(plan.left, keys))
             names = dict(zip(names_of(plan.left), names_of(plan.right), strict=True))
@@ -213,9 +230,11 @@ class Evaluator:
             return set_operation(plan.kind, left, consolidate(right.select(left.columns)))
         if isinstance(plan, WindowNode):
             own = keys.part(tuple(column.name for column in plan.partition)) if keys is not None else None
-            return window_rows(plan, consolidate(self._evaluate(plan.child, own)))
+            got = window_rows(plan, consolidate(self._evaluate(plan.child, own)))
+            return got if keys is None or own is keys else keys.only(got)
         assert isinstance(plan, Top)
-        return top_rows(plan, consolidate(self._evaluate(plan.child, None)))
+        got = top_rows(plan, consolidate(self._evaluate(plan.child, None)))
+        return got if keys is None else keys.only(got)
 
     def _project(self, plan: Project, keys: Keys | None) -> pl.DataFrame:
         """Evaluate expressions; columns that are passed through unchanged are restricted below."""
@@ -227,9 +246,20 @@ class Evaluator:
                 below = part.renamed({name: same[name] for name in part.names})
         rows = self._evaluate(plan.child, below)
         got = evaluate_columns(rows, [(column.name, each) for column, each in plan.outputs], [WEIGHT])
-        return got if keys is None else keys.only(got)
+        is_done = keys is None or (below is not None and len(below.names) == len(keys.names))
+        return got if keys is None or is_done else keys.only(got)
 
     def _restrict(self, plan: Restrict, keys: Keys | None) -> pl.DataFrame:
+        """Evaluate the rows that changes touch; both versions of a semi join ask for the same ones."""
+        if plan not in self._touched:
+            got = self._touch(plan, keys)
+            if keys is None:
+                self._touched[plan] = got
+            return got
+        whole = self._touched[plan]
+        return whole if keys is None else keys.only(whole)
+
+    def _touch(self, plan: Restrict, keys: Keys | None) -> pl.DataFrame:
         by = self._evaluate(plan.by, None)
         if not plan.names:
             return self._evaluate(plan.child, keys) if len(by) else _empty(plan)
@@ -255,12 +285,12 @@ class Evaluator:
         if pairs and (keys is not None or is_change(first)):
             renamed = {one.name: two.name for one, two in pairs}
             if len(renamed) == len(pairs) == len(set(renamed.values())):
-                wanted = begun.select(list(renamed)).rename(renamed).drop_nulls().unique()
-                there = Keys(tuple(renamed.values()), wanted)
+                there = Keys(tuple(renamed.values()), _different(begun, renamed))
         other = self._evaluate(second, there)
         left, right = (other, begun) if starts_right else (begun, other)
         got = join_rows(plan, left, right)
-        return got if keys is None else keys.only(got)
+        is_done = keys is None or (on_right if starts_right else on_left) is keys
+        return got if keys is None or is_done else keys.only(got)
 
 
 def is_change(plan: Plan) -> bool:
@@ -274,16 +304,16 @@ def is_change(plan: Plan) -> bool:
     return False
 
 
-def _no_keys(node: Aggregate) -> Keys | None:
-    """Return a restriction that no group satisfies, for asking whether there is a stage at all."""
-    if not node.keys:
-        return None
-    names = tuple(column.name for column in node.keys)
-    return Keys(names, pl.DataFrame(schema={column.name: memory_type(column.type) for column in node.keys}))
-
-
 def _empty(plan: Plan) -> pl.DataFrame:
     return pl.DataFrame(schema={**{each.name: memory_type(each.type) for each in plan.columns}, WEIGHT: pl.Int64})
+
+
+def _different(rows: pl.DataFrame, names: dict[str, str]) -> pl.DataFrame:
+    """Return the different values of some columns, without nulls, under other names."""
+    found = rows.select([pl.col(name).alias(other) for name, other in names.items()])
+    if any(column.null_count() for column in found.get_columns()):
+        found = found.drop_nulls()
+    return found.unique()
 
 
 def _negated(rows: pl.DataFrame) -> pl.DataFrame:
@@ -293,8 +323,10 @@ def _negated(rows: pl.DataFrame) -> pl.DataFrame:
 def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the counts of equal rows, and drop those that count 0."""
     names = [name for name in rows.columns if name != WEIGHT]
+    if not len(rows):
+        return rows.select([*names, WEIGHT])
     if not names:
-        total = rows[WEIGHT].sum() if len(rows) else 0
+        total = rows[WEIGHT].sum()
         return pl.DataFrame({WEIGHT: [total] if total else []}, schema={WEIGHT: pl.Int64})
     return rows.group_by(names).agg(pl.col(WEIGHT).sum()).filter(pl.col(WEIGHT) != 0)
 
@@ -303,9 +335,8 @@ def join_rows(plan: Join, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFra
     """Join the rows of two plans."""
     if plan.kind != "inner":
         return _matching(plan, left, right)
-    names = [*names_of(plan), WEIGHT]
     pairs = _pairs(plan, left, right.rename({WEIGHT: f"{WEIGHT}2"}))
-    return pairs.with_columns((pl.col(WEIGHT) * pl.col(f"{WEIGHT}2")).alias(WEIGHT)).select(names)
+    return pairs.select([*names_of(plan), (pl.col(WEIGHT) * pl.col(f"{WEIGHT}2")).alias(WEIGHT)])
 
 
 def _matching(plan: Join, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:

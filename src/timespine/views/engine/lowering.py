@@ -16,6 +16,7 @@ guard: if a row fails it, the whole evaluation is declined, and Spark has to do 
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,6 +37,7 @@ class Declined(Exception):
     """This process cannot be sure of Spark's answer for these rows; the message says why."""
 
 
+@functools.lru_cache(1024)
 def memory_type(given: pa.DataType) -> Any:
     """Return the type of a column in memory."""
     if pa.types.is_decimal(given):
@@ -95,6 +97,8 @@ class Lowering:
 
 def keep_rows(frame: pl.DataFrame, condition: Expression) -> pl.DataFrame:
     """Keep the rows for which a condition is true."""
+    if not len(frame):
+        return frame
     lowering = Lowering()
     made = lowering.lower(condition)
     kept = lowering.select(frame, [made.alias("keep"), pl.col(frame.columns[0]).alias("_rows")])

@@ -21,7 +21,7 @@ from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import Keys, consolidate
 from timespine.views.engine.lowering import WEIGHT, memory_type, to_memory
 from timespine.views.engine.touched_rows import TouchedRows
-from timespine.views.plan.algebra import Aggregate, InputScan
+from timespine.views.plan.algebra import Aggregate, InputScan, Plan, Top, names_of
 from timespine.views.plan.delta import NEW, OLD
 
 
@@ -50,16 +50,25 @@ class InputReader:
             added = self._pending(columns)
             return consolidate(pl.concat([old, keys.only(added) if keys is not None else added]))
         time = self.before if version == OLD else self.after
-        if self.touched is not None and self.pending is None and keys is not None and time is not None:
-            return self._shared(self.touched, time, columns, keys)
+        if self.touched is not None and self.pending is None and time is not None:
+            shared = self._shared(self.touched, time, columns, keys)
+            if shared is not None:
+                return shared
         return self._snapshot(time, columns, keys)
 
-    def _shared(self, touched: TouchedRows, time: int, columns: list[str], keys: Keys) -> pl.DataFrame:
-        """Read the rows of some keys through what the views of a refresh share."""
-        wanted = keys.frame.rename({name: self.names[name] for name in keys.names})
-        frame = touched.rows(time, [self.names[name] for name in columns], wanted)
+    def _shared(self, touched: TouchedRows, time: int, columns: list[str], keys: Keys | None) -> pl.DataFrame | None:
+        """Read rows through what the views of a refresh share; None if they do not share all rows."""
+        present = [self.names[name] for name in columns]
+        if keys is None:
+            whole = touched.all_rows(time, present)
+            if whole is None:
+                return None
+            frame = whole
+        else:
+            wanted = keys.frame.rename({name: self.names[name] for name in keys.names})
+            frame = touched.rows(time, present, wanted)
         self._check_counts(frame, time)
-        return frame.rename({self.names[name]: name for name in columns})
+        return frame.rename(dict(zip(present, columns, strict=True)))
 
     def changes(self, columns: list[str]) -> pl.DataFrame:
         """Read the net changes, under the names of the text."""
@@ -104,6 +113,24 @@ class InputReader:
         return to_memory(frame.rename({**present, DIFF: WEIGHT}).select([*columns, WEIGHT]))
 
 
+@dataclass(frozen=True, slots=True)
+class StoredView:
+    """The rows of the view itself, as of its last refresh."""
+
+    plan: Plan
+    handle: CollectionHandle
+    time: int
+    names: dict[str, str]
+    """Its columns, by those of the plan."""
+
+    def rows(self) -> pl.DataFrame:
+        """Read them, under the names of the plan."""
+        with open_snapshot(self.handle, self.time, ReadOptions(), "column") as rows:
+            frame = pl.DataFrame(pl.from_arrow(rows.to_arrow()))
+        made = [pl.col(self.names[column.name]).alias(column.name) for column in self.plan.columns]
+        return to_memory(frame.select([*made, pl.col(DIFF).alias(WEIGHT)]))
+
+
 @dataclass(slots=True)
 class StoreSource:
     """The inputs and the stages of one view, for one refresh."""
@@ -111,11 +138,13 @@ class StoreSource:
     inputs: dict[str, InputReader]
     stages: dict[Aggregate, tuple[CollectionHandle, int]] = field(default_factory=dict)
     """The stages of aggregates, and the time that they are read as of."""
+    view: StoredView | None = None
+    """The view, if it was refreshed before."""
     fetched: int = 0
     """The number of rows read."""
 
     def rows(self, scan: InputScan, version: str, keys: Keys | None) -> pl.DataFrame:
-        """Read an input, at least the rows of some keys, with their counts."""
+        """Read an input, all of it or the rows of some keys, with their counts."""
         reader = self.inputs[scan.input]
         names = {column.name: source for column, source in scan.outputs}
         wanted = keys.renamed({name: names[name] for name in keys.names}) if keys is not None else None
@@ -127,7 +156,7 @@ class StoreSource:
         return self._named(self.inputs[scan.input].changes([source for _, source in scan.outputs]), scan)
 
     def groups(self, node: Aggregate, keys: Keys | None) -> pl.DataFrame | None:
-        """Read accumulated groups, at least those of some keys; None if the aggregate has no stage."""
+        """Read accumulated groups, all or those of some keys; None if the aggregate has no stage."""
         found = self.stages.get(node)
         if found is None:
             return None
@@ -146,6 +175,18 @@ class StoreSource:
             frame = pl.DataFrame(pl.from_arrow(rows.to_arrow()))
         self.fetched += len(frame)
         return to_memory(frame.rename({new: old for old, new in names.items()}).select(grouping.names))
+
+    def has_groups(self, node: Aggregate) -> bool:
+        """Return whether an aggregate has a stage."""
+        return node in self.stages
+
+    def first_rows(self, node: Top) -> pl.DataFrame | None:
+        """Read the first rows in an order as of before, if the view is nothing else and has all columns of them."""
+        if self.view is None or self.view.plan is not node or not self.view.names.keys() >= set(names_of(node)):
+            return None
+        frame = self.view.rows()
+        self.fetched += len(frame)
+        return frame
 
     def _named(self, frame: pl.DataFrame, scan: InputScan) -> pl.DataFrame:
         self.fetched += len(frame)

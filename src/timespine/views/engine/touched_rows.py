@@ -7,6 +7,8 @@ once for its changes, and once for each key that a term asks for, in the columns
     rows before, of the same     = rows after - changes
 
 The second holds by the definition of net changes; only keys that occur in the changes have to be worked out.
+Rows after come from what is kept of a small input (`engine.kept_rows`), from an open arrangement by these columns, or
+from a read of the store; if the columns are the first ones of its key, that skips parts and row groups.
 tests/views/test_touched_rows.py compares all of it with reads of the store.
 """
 
@@ -22,12 +24,14 @@ from timespine.client.engine_interface import (
     CollectionHandle,
     ReadOptions,
     Rows,
+    arranged_rows,
     open_changes,
     open_snapshot,
     restrict_to_keys,
 )
 from timespine.columnar.schema.schema import DIFF
 from timespine.views.engine.evaluate import consolidate
+from timespine.views.engine.kept_rows import kept_columns, kept_rows, moved_rows
 from timespine.views.engine.lowering import WEIGHT, to_memory
 
 
@@ -44,6 +48,10 @@ class TouchedRows:
     _changes: pl.DataFrame | None = None
     _rows: dict[tuple[str, ...], tuple[pl.DataFrame, pl.DataFrame]] = field(default_factory=dict)
     """By the columns of keys: the keys that were asked for, and the rows after that have them."""
+    _kept: pl.DataFrame | None = None
+    """All rows after, if the input is small."""
+    _looked: bool = False
+    """Whether it was found out that it is, or not."""
 
     def changes(self) -> pl.DataFrame:
         """Return the net changes."""
@@ -71,19 +79,53 @@ class TouchedRows:
         both = pl.concat([_semi(got, moved, names), _negated(changed.select([*columns, WEIGHT]))])
         return pl.concat([same, consolidate(both)])
 
+    def all_rows(self, time: int, columns: list[str]) -> pl.DataFrame | None:
+        """Return all rows as of before or after, in some columns; None if the input is not small."""
+        whole = self._whole()
+        if whole is None:
+            return None
+        if time != self.after:
+            assert time == self.before, (time, self.before, self.after)
+            whole = moved_rows(whole, _negated(self.changes()), self._told_apart())
+        return whole.select([*columns, WEIGHT])
+
     def _after(self, names: list[str], keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows after of at least some keys; read those that were not asked for yet."""
+        whole = self._whole()
+        if whole is not None:
+            return whole
         known = self._rows.get(tuple(names))
         missing = keys if known is None else keys.join(known[0], on=names, how="anti", nulls_equal=True)
         if len(missing):
-            with open_snapshot(self.handle, self.after, ReadOptions(self.columns), "column") as rows:
-                wanted = pa.schema([rows.schema.field(name) for name in names])
-                restrict_to_keys(rows, missing.to_arrow().cast(wanted))
-                found = _semi(self._frame(rows), missing, names)
+            found = self._read(names, missing)
             if known is not None:
                 missing, found = pl.concat([known[0], missing]), pl.concat([known[1], found])
             known = self._rows[tuple(names)] = missing, found
         return known[1] if known is not None else self.changes().clear()
+
+    def _whole(self) -> pl.DataFrame | None:
+        """Return all rows after, if the input is small."""
+        if not self._looked:
+            self._looked = True
+            period = (self.before, self.after)
+            self._kept = kept_rows(self.handle, self.columns, period, self.changes, self._told_apart())
+        return self._kept
+
+    def _told_apart(self) -> list[str]:
+        """Return the columns that tell rows apart: those of the key that there are, or all."""
+        _, schema = self.handle.schema(self.handle.known())
+        return [name for name in schema.key_names if name in self.columns] or self.columns
+
+    def _read(self, names: list[str], keys: pl.DataFrame) -> pl.DataFrame:
+        """Read the rows after of some keys."""
+        id, schema = self.handle.schema(self.handle.known())
+        wanted = keys.to_arrow().cast(pa.schema([schema.arrow.field(name) for name in names]))
+        arranged = arranged_rows(self.handle, wanted, self.after, id)
+        if arranged is not None:
+            return self._named(arranged)
+        with open_snapshot(self.handle, self.after, ReadOptions(self.columns), "column") as rows:
+            restrict_to_keys(rows, wanted)
+            return _semi(self._frame(rows), keys, names)
 
     def _ordered(self, names: list[str]) -> list[str]:
         """Put the columns of keys in the order of the key of the input: its first ones skip parts and row groups."""
@@ -92,7 +134,10 @@ class TouchedRows:
         return sorted(names, key=lambda name: (places.get(name, len(places)), name))
 
     def _frame(self, rows: Rows) -> pl.DataFrame:
-        frame = pl.DataFrame(pl.from_arrow(rows.to_arrow()))
+        return self._named(rows.to_arrow())
+
+    def _named(self, table: pa.Table) -> pl.DataFrame:
+        frame = pl.DataFrame(pl.from_arrow(table.select([*self.columns, DIFF])))
         self.fetched += len(frame)
         return to_memory(frame.rename({DIFF: WEIGHT}).select([*self.columns, WEIGHT]))
 
@@ -120,5 +165,6 @@ class TouchedInputs:
         """Return the rows of an input between two times."""
         key = (handle.id, before, after)
         if key not in self._rows:
-            self._rows[key] = TouchedRows(handle, sorted(self._columns[handle.id]), before, after)
+            columns = sorted(self._columns[handle.id] | kept_columns(handle))
+            self._rows[key] = TouchedRows(handle, columns, before, after)
         return self._rows[key]

@@ -12,6 +12,8 @@ RANKS = ("row_number", "rank", "dense_rank")
 
 TOTALS = ("count", "sum", "min", "max")
 SHIFTS = ("lag", "lead")
+_LAST = "_last"
+
 RUNNING = ("", "ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
 """The frames of aggregates in an order that the process computes."""
 
@@ -35,6 +37,25 @@ def top_rows(plan: Top, rows: pl.DataFrame) -> pl.DataFrame:
     before = pl.col(WEIGHT).cum_sum() - pl.col(WEIGHT)
     kept = pl.min_horizontal(pl.col(WEIGHT), (plan.limit - before).clip(0))
     return ordered.with_columns(kept.alias(WEIGHT)).filter(pl.col(WEIGHT) > 0)
+
+
+def top_after(plan: Top, before: pl.DataFrame, changed: pl.DataFrame) -> pl.DataFrame | None:
+    """Return the first rows after a change from those before it; None if that takes rows that came after these.
+
+    With fewer rows than the limit, those before are all there were. Otherwise they tell exactly what there is up to the
+    last of them, of which there may be more: if there is still as much as the limit, the rows behind do not matter.
+    """
+    ordered = _sorted(before, plan.order, names_of(plan))
+    both = pl.concat([ordered, changed.select(ordered.columns)])
+    if before[WEIGHT].sum() >= plan.limit:
+        # The last row stands behind those that are equal to it.
+        is_last = pl.int_range(pl.len()) == len(ordered) - 1
+        both = _sorted(both.with_columns(is_last.alias(_LAST)), plan.order, [*names_of(plan), _LAST])
+        both = both.head(both[_LAST].arg_true()[0] + 1).drop(_LAST) if len(ordered) else both.clear()
+    left = both.group_by(names_of(plan)).agg(pl.col(WEIGHT).sum()).filter(pl.col(WEIGHT) > 0)
+    if before[WEIGHT].sum() >= plan.limit and left[WEIGHT].sum() < plan.limit:
+        return None
+    return top_rows(plan, left)
 
 
 def window_rows(plan: WindowNode, rows: pl.DataFrame) -> pl.DataFrame:
