@@ -220,3 +220,18 @@ def test_a_rebuild_that_has_no_answer_leaves_the_view_as_it_is(place):
     store["a"].append([{"k": 10, "g": 0, "v": 3}])
     view.rebuild()
     assert view.verify().is_exact
+
+
+@pytest.mark.parametrize("sql", [SUMS, "SELECT k, v FROM a", "SELECT max(v) AS m FROM a"])
+def test_a_rebuilt_view_stays_exact_at_every_time(place, sql):
+    store = filled(place, "int32")
+    view = store.view("v", sql=sql, times="every")
+    id, first = view.id, view.upper.time
+    for k in range(4, 8):
+        store["a"].append([{"k": k, "g": k % 2, "v": k}])
+    store["a"].evolve(widen={"v": "int64"})
+    store["a"].append([{"k": 8, "g": 0, "v": 1 << 40}])
+    done = view.rebuild()
+    assert (done.is_new, done.time, view.id) == (False, first + 4, id)
+    for time in range(first - 1, first + 5):
+        assert view.verify(as_of=time).is_exact, time
