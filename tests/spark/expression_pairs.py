@@ -4,7 +4,6 @@ The table has, for each type, a column `a_...` and a column `b_...`; its rows ar
 each pair of types meets with each pair of edge values.
 """
 
-import datetime
 import decimal
 import math
 
@@ -54,54 +53,68 @@ def edge_table() -> pa.Table:
     return pa.table(columns)
 
 
-BINARY = "+ - * / % div = <> < <= > >= <=> and or".split()
-OF_TWO = ["coalesce({a}, {b})", "nullif({a}, {b})", "if({a} is null, {b}, {a})", "case {a} when {b} then 1 end"]
-OF_TWO += ["case when {a} = {b} then {a} else {b} end", "concat({a}, {b})", "{a} || {b}", "datediff({a}, {b})"]
-OF_TWO += ["date_add({a}, {b})", "date_sub({a}, {b})", "{a} between {b} and {a}", "{a} in ({b}, {a})"]
-OF_TWO += ["startswith({a}, {b})", "{a} like {b}", "greatest({a}, {b})", "least({a}, {b})"]
+NUMBERS = ("byte", "short", "int", "long", "dec2", "dec6", "frac", "wide", "deep", "double")
+TIMES = ("date", "moment", "local", "text")
+RELATED = [(one, two) for group in (NUMBERS, TIMES) for one in group for two in group]
+RELATED += [(each, each) for each in TYPES if each not in (*NUMBERS, *TIMES)]
+RELATED += [("date", "int"), ("date", "byte"), ("date", "long"), ("moment", "short"), ("text", "int"), ("truth", "int")]
+"""Pairs of types that functions might take; others must be refused, as `UNRELATED` shows."""
+
+COMPARED = ["=", "<>", "<", "<=", ">", ">=", "<=>"]
+OF_TWO = [f"{{a}} {sign} {{b}}" for sign in COMPARED]
+OF_TWO += ["coalesce({a}, {b})", "nullif({a}, {b})", "if({a} is null, {b}, {a})", "case {a} when {b} then 1 end"]
+OF_TWO += ["case when {a} = {b} then {a} else {b} end", "{a} between {b} and {a}", "{a} in ({b}, {a})"]
+OF_NUMBERS = [f"{{a}} {sign} {{b}}" for sign in ("+", "-", "*", "/", "%", "div")]
+OF_NUMBERS += ["{a} * {b} * {a}", "({a} + {b}) * ({a} - {b})", "-({a} * {b})", "abs({a} - {b}) > {b}"]
+OF_NUMBERS += ["{a} / 3 + {b} / 7", "case when {a} > {b} then {a} * 2 else {b} end", "{a} in (1.5, {b}, 7)"]
+OF_OTHERS = ["concat({a}, {b})", "{a} || {b}", "datediff({a}, {b})", "date_add({a}, {b})", "date_sub({a}, {b})"]
+OF_OTHERS += ["startswith({a}, {b})", "{a} like {b}", "{a} and {b}", "{a} or {b}", "not ({a} < {b} or {a} is null)"]
+UNRELATED = ["{a} = {b}", "{a} < {b}", "coalesce({a}, {b})", "{a} + {b}", "concat({a}, {b})"]
 
 OF_ONE = ["{a} is null", "{a} is not null", "not {a}", "-{a}", "abs({a})", "upper({a})", "lower({a})", "length({a})"]
 OF_ONE += [f"{part}({{a}})" for part in ("year", "month", "day", "quarter", "dayofyear", "hour", "minute", "second")]
 OF_ONE += [f"extract({part} from {{a}})" for part in ("year", "month", "day", "quarter", "doy", "hour", "minute")]
 OF_ONE += ["trim({a})", "ltrim({a})", "rtrim({a})", "date({a})", "to_date({a})", "{a}", "{a} is true", "{a} is false"]
-OF_ONE += [f"{{a}} {sign} interval {span}" for sign in "+-" for span in ("3 day", "1 week", "1 month", "1 quarter")]
-OF_ONE += [f"{{a}} {sign} interval {span}" for sign in "+-" for span in ("2 year", "100000 month", "3 hour")]
-OF_ONE += [f"substring({{a}}, {bounds})" for bounds in ("1, 2", "2", "0, 2", "0", "3, 0", "2, 100", "-1", "1, -1")]
-OF_ONE += ["left({a}, 1)", "right({a}, 1)", "ceil({a})", "floor({a})", "round({a}, 1)", "sqrt({a})", "isnan({a})"]
-PATTERNS = ["a%", "%", "%b%", "_", "", "%a", "a", "a_", "\\\\%", "%\\\\_%", "é", "日_", "😀%", "%\\n", "\\\\", ".*", "[a]", "^a$"]
-OF_ONE += [f"{{a}} like '{each}'" for each in PATTERNS] + ["{a} not like 'a%'", "{a} like '!%' escape '!'"]
-OF_ONE += [
-    f"{name}({{a}}, '{part}')"
-    for name in ("startswith", "endswith", "contains")
-    for part in ("a", "", "é", "😀", ".", "\\n", "%")
-]
-OF_ONE += [f"replace({{a}}, {parts})" for parts in ("'a', 'X'", "'a', ''", "'', 'X'", "'é', '$1'", "'.', 'x'", "' '")]
+OF_ONE += ["{a} <=> true", "{a} / 3", "{a} / 0.7e0", "0 - {a}", "{a} + 0", "{a} - 0", "{a} * 1", "{a} * 0"]
+
+OF_TIMES = [f"{{a}} {sign} interval {span}" for sign in "+-" for span in ("3 day", "1 week", "1 month", "2 year")]
+OF_TIMES += ["{a} + interval 100000 month", "{a} - interval 100000 month", "{a} + interval 3 hour"]
+
+PATTERNS = ["a%", "%", "%b%", "_", "", "%a", "a", "a_", "\\\\%", "%\\\\_%", "é", "日_", "😀%", "%\\n", "\\\\"]
+PATTERNS += [".*", "[a]", "^a$", "_%_", "%%", "(a|b)"]
+PARTS = ["a", "", "é", "😀", ".", "\\n", "%", "e"]
+OF_TEXTS = [f"substring({{a}}, {bounds})" for bounds in ("1, 2", "2", "0, 2", "0", "3, 0", "2, 100", "-1", "1, -1")]
+OF_TEXTS += [f"{{a}} like '{each}'" for each in PATTERNS] + ["{a} not like 'a%'", "{a} like '!%' escape '!'"]
+OF_TEXTS += [f"{name}({{a}}, '{part}')" for name in ("startswith", "endswith", "contains") for part in PARTS]
+OF_TEXTS += [f"replace({{a}}, {parts})" for parts in ("'a', 'X'", "'a', ''", "'', 'X'", "'é', '$1'", "'.', 'x'", "' '")]
 
 CASTS = ["tinyint", "smallint", "int", "bigint", "decimal(15,2)", "decimal(20,4)", "decimal(38,18)", "decimal(38,0)"]
 CASTS += ["decimal(5,5)", "decimal(3,1)", "float", "double", "string", "date", "timestamp", "timestamp_ntz", "boolean"]
 CASTS += ["binary"]
 
-CONSTANTS = ["0", "1", "-1", "7", "127", "128", "2147483647", "2147483648", "-2147483648", "9223372036854775807"]
-CONSTANTS += ["9223372036854775808", "0.5", "1.50", "-0.01", "0.000001", "12345678901234567890.5", "1e0", "1.5e300"]
-CONSTANTS += ["0.1e0", "2.5D", "7L", "3Y", "3S", "1.5BD", "''", "'a'", "'é'", "'2024-02-29'", "date'2024-02-29'"]
-CONSTANTS += ["date'0001-01-01'", "true", "false", "null", "timestamp'2024-02-29 12:30:15.123456'", "'7'", "'😀'"]
-WITH_CONSTANT = [f"{{a}} {sign} {{c}}" for sign in ("+", "-", "*", "/", "%", "div", "=", "<", ">=", "<=>")]
-WITH_CONSTANT += ["{c} - {a}", "{c} / {a}", "{c} < {a}", "{c} % {a}", "coalesce({a}, {c})", "nullif({a}, {c})"]
-WITH_CONSTANT += ["{a} in ({c}, null)", "{a} not in ({c})", "if({a} = {c}, {a}, {c})", "case when {a} > {c} then {c} end"]
-WITH_CONSTANT += ["date_add({a}, {c})", "concat({a}, {c})", "datediff({a}, {c})", "{a} between {c} and {a}"]
-
-DEEP = ["{a} * {b} * {a}", "({a} + {b}) * ({a} - {b})", "-({a} * {b})", "abs({a} - {b}) > {b}", "{a} / 3 + {b} / 7"]
-DEEP += ["case when {a} > {b} then {a} * 2 else {b} end", "coalesce({a} + {b}, {a}, {b})", "not ({a} < {b} or {a} is null)"]
+CONSTANTS = ["0", "-1", "7", "128", "300.5", "2147483648", "-2147483648", "9223372036854775807", "9223372036854775808"]
+CONSTANTS += ["-9223372036854775808", "0.5", "-0.01", "12345678901234567890.5", "1.5e300", "0.1e0", "7L", "3Y", "1.5BD"]
+CONSTANTS += ["-(2147483648)", "(1 + 1)", "null"]
+WITH_NUMBER = [f"{{a}} {sign} {{c}}" for sign in ("+", "*", "/", "%", "=", "<")]
+WITH_NUMBER += ["{c} - {a}", "{c} / {a}", "{c} < {a}", "coalesce({a}, {c})", "{a} not in ({c}, 7)"]
+WITH_NUMBER += ["case when {a} > {c} then {c} end"]
+OTHERS = ["''", "'a'", "'é'", "'😀'", "'7'", "'2024-02-29'", "date'2024-02-29'", "date'0001-01-01'", "true", "null"]
+OTHERS += ["timestamp'2024-02-29 12:30:15.123456'", "3", "-1"]
+WITH_OTHER = ["{a} = {c}", "{c} < {a}", "{a} <=> {c}", "coalesce({a}, {c})", "nullif({a}, {c})", "{a} in ({c}, null)"]
+WITH_OTHER += ["date_add({a}, {c})", "concat({a}, {c})", "datediff({a}, {c})", "{a} between {c} and {a}"]
 
 
 def expression_texts() -> list[str]:
     """List all texts: also those that the list of functions does not have."""
-    texts = []
+    texts = [each.format(a="a_text") for each in OF_TEXTS]
+    texts += [each.format(a=f"a_{one}") for each in OF_TIMES for one in TIMES]
     for one in TYPES:
-        texts += [each.format(a=f"a_{one}") for each in OF_ONE]
-        texts += [f"cast(a_{one} as {to})" for to in CASTS]
-        texts += [each.format(a=f"a_{one}", c=c) for each in WITH_CONSTANT for c in CONSTANTS]
+        texts += [each.format(a=f"a_{one}") for each in OF_ONE] + [f"cast(a_{one} as {to})" for to in CASTS]
+        with_constant, constants = (WITH_NUMBER, CONSTANTS) if one in NUMBERS else (WITH_OTHER, OTHERS)
+        texts += [each.format(a=f"a_{one}", c=c) for each in with_constant for c in constants]
         for two in TYPES:
-            texts += [f"a_{one} {sign} b_{two}" for sign in BINARY]
-            texts += [each.format(a=f"a_{one}", b=f"b_{two}") for each in [*OF_TWO, *DEEP]]
+            used = UNRELATED
+            if (one, two) in RELATED:
+                used = [*OF_TWO, *(OF_NUMBERS if one in NUMBERS else OF_OTHERS)]
+            texts += [each.format(a=f"a_{one}", b=f"b_{two}") for each in used]
     return list(dict.fromkeys(texts))

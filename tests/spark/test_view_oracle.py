@@ -1,6 +1,6 @@
 """The oracle of views: Spark answers the text of each, over the inputs as of every refresh point.
 
-167 views (the 22 of TPC-H, 43 shapes of TPC-DS, 102 others) follow random histories with upserts, deletes, late rows,
+175 views (the 22 of TPC-H, 43 shapes of TPC-DS, 110 others) follow random histories with upserts, deletes, late rows,
 seals, expiry and compaction. A roulette chooses the engine of each refresh. Spark answers many texts in one job.
 """
 

@@ -16,7 +16,7 @@ from sqlglot import exp
 from timespine.views.plan.algebra import Aggregate, Plan, Project, SortKey, Union, WindowNode
 from timespine.views.plan.expressions import Expression, Literal, PlanColumn
 from timespine.views.sql.aggregates import Aggregates, is_aggregate
-from timespine.views.sql.reasons import check_args, refuse
+from timespine.views.sql.reasons import NoRule, check_args, refuse
 from timespine.views.sql.relations import Relation, filtered, with_columns
 from timespine.views.sql.scalars import Scalars
 from timespine.views.sql.windows import window_call
@@ -40,6 +40,8 @@ class SelectGroups:
         self._ctes = ctes
         self._known: dict[str, PlanColumn] = {}
         """The columns of group expressions, aggregates and windows, by their text."""
+        self._refused: dict[str, NoRule] = {}
+        """Windows that have no rule, by their text."""
         self.is_grouped = node.args.get("group") is not None or any(self._aggregates())
         if self.is_grouped:
             self._group()
@@ -52,10 +54,12 @@ class SelectGroups:
         known = self._known.get(_text(node))
         if known is not None:
             return known
+        if _text(node) in self._refused:
+            raise self._refused[_text(node)]
         if isinstance(node, exp.Subquery):
             return self._builder.subquery_value(node, self._relation, self._ctes)
         if self.is_grouped and isinstance(node, exp.Column):
-            raise refuse(node, f"{node.sql('spark')} is neither grouped nor aggregated", "add it to GROUP BY")
+            raise refuse(node, f"{node.name} is neither grouped nor aggregated", "add it to GROUP BY")
         return self._builder.resolve(node, self._relation)
 
     def _aggregates(self) -> list[Any]:
@@ -96,7 +100,7 @@ class SelectGroups:
         fresh = self._builder.fresh
         keys = [fresh.column(each.name.partition("#")[0], each.type) for each in columns]
         place = fresh.column("set", pa.int32())
-        asked = self._groupings(texts)
+        asked = self._groupings(texts, [each.name for each in columns])
         marks = [(fresh.column("grouping", kind), wanted) for kind, wanted in asked.values()]
         parts: list[Plan] = []
         for number, members in enumerate(sets):
@@ -113,7 +117,7 @@ class SelectGroups:
         self._known.update(zip(asked, (mark for mark, _ in marks), strict=True))
         return Union(tuple(parts)), [*keys, *(mark for mark, _ in marks), place]
 
-    def _groupings(self, texts: list[str]) -> dict[str, tuple[pa.DataType, list[str]]]:
+    def _groupings(self, texts: list[str], names: Sequence[str]) -> dict[str, tuple[pa.DataType, list[str]]]:
         """List the uses of grouping() and grouping_id(): their types, and the keys whose absence they tell."""
         found: dict[str, tuple[pa.DataType, list[str]]] = {}
         for part in [*self._node.expressions, self._node.args.get("having")]:
@@ -129,7 +133,8 @@ class SelectGroups:
                 else:
                     continue
                 if is_wrong:
-                    raise refuse(each, f"{_text(each)} is not about the keys of GROUP BY", f"keys: {', '.join(texts)}")
+                    keys = ", ".join(each.partition("#")[0] for each in names)
+                    raise refuse(each, f"{each.key} takes a key of GROUP BY", f"these are {keys}")
         return found
 
     def _group_expressions(self) -> tuple[list[Any], list[list[str]] | None]:
@@ -175,7 +180,10 @@ class SelectGroups:
                 if isinstance(node, exp.Window):
                     found.setdefault(_text(node), node)
         for text, node in found.items():
-            self._known[text] = self._window(node)
+            try:
+                self._known[text] = self._window(node)
+            except NoRule as refused:
+                self._refused[text] = refused
 
     def _window(self, node: Any) -> PlanColumn:
         if not node.args.get("partition_by"):
