@@ -235,3 +235,22 @@ def test_a_rebuilt_view_stays_exact_at_every_time(place, sql):
     assert (done.is_new, done.time, view.id) == (False, first + 4, id)
     for time in range(first - 1, first + 5):
         assert view.verify(as_of=time).is_exact, time
+
+
+def test_a_view_that_would_read_itself_is_refused(place):
+    store = filled(place)
+    view = store.view("sums", sql=SUMS)
+    with pytest.raises(ts.UsageError, match="view sums cannot read itself"):
+        store.view("sums", sql="SELECT g FROM SUMS WHERE s > 1", replace=True)
+    assert store.view("sums").id == view.id
+    store["a"].append([{"k": 9, "g": 1, "v": 9}])
+    assert view.refresh().changes == 2
+
+
+def test_the_handle_of_a_dropped_view_says_so(place):
+    store = filled(place)
+    view = store.view("sums", sql=SUMS)
+    store.drop("sums")
+    for ask in (view.status, view.verify, view.rebuild, view.refresh, lambda: view.snapshot(5, fresh=True)):
+        with pytest.raises(ts.UsageError, match="view sums"):
+            ask()

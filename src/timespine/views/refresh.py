@@ -29,7 +29,6 @@ from timespine.client.engine_interface import (
     view_hold_name,
 )
 from timespine.columnar.schema.schema import TIME, Schema
-from timespine.core.state import State
 from timespine.core.transitions import CompareAndDowngrade, Retain
 from timespine.errors import (
     ClosedError,
@@ -50,6 +49,7 @@ from timespine.views.definition import dropped_input
 from timespine.views.frame_views import function_of
 from timespine.views.look import RefreshLook
 from timespine.views.registry import definitions
+from timespine.views.status import time_of_view
 from timespine.views.took import note_refresh
 
 ATTEMPTS = 16
@@ -173,18 +173,11 @@ def _works(store: Store, look: RefreshLook, names: list[str]) -> list[Work] | No
         if not all(look.has(each) for each in definition.stages):
             return None
         handle, stages = look.open(id), [look.open(each) for each in definition.stages]
-        before = _time_of(name, handle.known())
+        before = time_of_view(name, handle.known())
         inputs, compiled = look.inputs(definition), compile_definition(definition)
         function = function_of(store, name, id, definition)
         works.append(Work(name, id, definition, compiled, handle, stages, inputs, before, function))
     return works
-
-
-def _time_of(name: str, state: State) -> int:
-    """Return the time that a view is exact at in a state."""
-    if state.upper.is_closed:
-        raise UsageError(f"view {name} was dropped just now")
-    return state.upper.time - 1
 
 
 def _catch_up(look: RefreshLook, works: list[Work], time: int) -> None:
@@ -194,7 +187,7 @@ def _catch_up(look: RefreshLook, works: list[Work], time: int) -> None:
     """
     for work in works:
         if work.before < time:
-            work.before = _time_of(work.name, work.handle.state())
+            work.before = time_of_view(work.name, work.handle.state())
             work.definition, work.compiled = compile_present(work.definition, work.inputs, look.schema)
 
 

@@ -52,7 +52,7 @@ from timespine.views.spark_engine.session import find_session
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import Query, parse_query
 from timespine.views.sql.spark_types import asked_types
-from timespine.views.status import ViewStatus, status_of
+from timespine.views.status import ViewStatus, status_of, time_of_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class View(Collection):
         """
         if fresh:
             time = None if as_of is None else self._handle.time_of(as_of)[0]
-            if time is None or self.upper.time <= time:
+            if time is None or self._time() < time:
                 self.refresh(through=time)
         return super().snapshot(as_of, **options)
 
@@ -142,7 +142,7 @@ class View(Collection):
 
     def verify(self, as_of: TimeLike | None = None, *, spark: Any = None) -> Verified:
         """Compute the query whole, as of a refresh point (default: the last), and compare."""
-        time = self._handle.time_of(as_of)[0] if as_of is not None else self.upper.time - 1
+        time = self._handle.time_of(as_of)[0] if as_of is not None else self._time()
         given = spark if spark is not None else self._spark
         rows, missing, extra = verify_view(self._store, self._handle, self.definition, time, given)
         return Verified(time, rows, missing, extra)
@@ -160,6 +160,9 @@ class View(Collection):
         found = open_view(self._store, name, self._spark)
         self._handle, self.definition = handle_of(found), found.definition
         return done
+
+    def _time(self) -> int:
+        return time_of_view(self.name, self._handle.state())
 
     def __repr__(self) -> str:
         return f"<view {self.name}>"
@@ -217,6 +220,8 @@ def create_view(
         raise CollectionExists(name)
     query = parse_query(sql)
     inputs, handles = _inputs(store, query.tables)
+    if any(handle.name == name and handle.entry.role == "view" for handle in handles.values()):
+        raise UsageError(f"view {name} cannot read itself: read what it reads, or give the new view another name")
     definition, compiled = define_view(query, inputs, policy, spark, times)
     if definition.mode == SPARK and find_session(spark) is None:
         message = (

@@ -5,7 +5,7 @@ Traps that this avoids (tests/spark/test_view_expressions.py compares each funct
 - Polars keeps the larger scale of a decimal product, and rounds: the left side gets the digits of the product first.
 - Whole numbers wrap: they are worked out in 128 bits and cast back strictly, so that an overflow is an error.
 - Division by a constant multiplies by its reciprocal, and zero minus a double is its negation: beside doubles,
-  constants become columns of the frame. An expression that gives the same value for all rows does not do: it counts as constant.
+  constants become columns of the frame. An expression that gives one value for all rows is constant to Polars too.
 - A cast to fewer decimal places rounds halves to even: in Spark, away from zero.
 - A comparison of a constant with a CASE loses rows of a frame in several chunks: frames are made one chunk first, and
   every evaluation includes a column, so that a result of another length is an error.
