@@ -20,6 +20,15 @@ LISTED = {
     "grouped by text": "SELECT coalesce(s, 'none') AS t, count(*) AS n, sum(p * 2) AS w FROM m GROUP BY coalesce(s, 'none')",
     "grouped by date": "SELECT d, sum(k) AS n FROM m WHERE d IS NOT NULL GROUP BY d HAVING count(*) > 1",
     "group by all": "SELECT g, o, count(*) AS n FROM m GROUP BY ALL",
+    # Grouping sets.
+    "rollup": "SELECT g, o, sum(k) AS s, count(*) AS n FROM m GROUP BY ROLLUP(g, o)",
+    "cube": "SELECT o, d, max(p) AS hi, grouping(o) AS go, grouping_id() AS i FROM m GROUP BY CUBE(o, d)",
+    "grouping sets": "SELECT g, s, count(*) AS n, sum(g) AS t FROM m GROUP BY GROUPING SETS ((g, s), (g), (g), ())",
+    "rollup beside a key": "SELECT o, year(d) AS y, s, avg(k) AS a FROM m GROUP BY o, ROLLUP(year(d), s) HAVING grouping(s) = 1 OR count(*) > 1",
+    "with cube": "SELECT g, v, count(DISTINCT k) AS n FROM a WHERE k > 6 GROUP BY g, v WITH CUBE",
+    "total of nothing": "SELECT count(*) AS n FROM a WHERE k > 100 GROUP BY GROUPING SETS (())",
+    "natural": "SELECT k, v, s FROM a NATURAL JOIN b",
+    "hinted": "SELECT /*+ BROADCAST(b) */ a.k, b.v FROM a JOIN b ON a.k = b.k",
     # Scalars.
     "arithmetic": "SELECT k, p * 2 AS a, p + 1 AS b, p / 3 AS c, k % 3 AS e, -p AS f, abs(p) AS h FROM m",
     "of dates": "SELECT k, d + INTERVAL 1 MONTH AS a, date_add(d, 3) AS b, datediff(d, DATE'2020-01-01') AS c, quarter(d) AS q FROM m",

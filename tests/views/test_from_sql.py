@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from timespine.errors import UnsupportedView
-from timespine.views.plan.algebra import InputScan, nodes_of
+from timespine.views.plan.algebra import Aggregate, InputScan, Union, nodes_of
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import parse_query
 
@@ -62,6 +62,11 @@ def test_inputs_are_read_by_the_columns_that_matter():
         ("SELECT k FROM a WHERE s ILIKE 'x%'", 1, 23, "ilike"),
         ("SELECT avg(DISTINCT k) AS n FROM a", 1, 8, "DISTINCT"),
         ("SELECT k FROM a SORT BY k", 1, 25, "SORT"),
+        ("SELECT G, grouping(s) AS g FROM a GROUP BY ROLLUP(G)", 1, 11, "takes a key of GROUP BY: these are G"),
+        ("SELECT G, grouping(G) AS g FROM a GROUP BY G", 1, 11, "write ROLLUP, CUBE or GROUPING SETS"),
+        ("SELECT G FROM a GROUP BY ROLLUP(1)", 1, 33, "write the names"),
+        ("SELECT day + INTERVAL 1 QUARTER AS q FROM b", 1, 8, "quarter"),
+        ("SELECT k FROM a WHERE G < 300000000000.5", 1, 23, "beyond it"),
     ],
 )
 def test_what_has_no_rule_is_refused_with_its_place(sql, line, column, what):
@@ -106,8 +111,51 @@ def test_what_has_no_definite_answer_is_forbidden(sql):
         ("SELECT k FROM a; SELECT k FROM b", "one SELECT"),
         ("SELECT (", "does not parse"),
         ("SELECT 1 AS one", "at least one collection"),
+        ("SELECT FROM a", "without columns"),
+        ("SELECT G, k FROM a GROUP BY 1, 3", "line 1, column 29: there is no column 3 of SELECT: it has 2"),
     ],
 )
 def test_texts_that_define_no_view_are_refused(sql, what):
     with pytest.raises(UnsupportedView, match=what):
         planned(sql)
+
+
+def test_a_window_without_a_rule_is_one_reason():
+    with pytest.raises(UnsupportedView) as refused:
+        planned("SELECT rank() OVER (ORDER BY k) AS r FROM a")
+    assert [reason.line for reason in refused.value.reasons] == [1]
+
+
+@pytest.mark.parametrize(
+    ("sql", "place", "instead"),
+    [
+        ("SELECT k,\n current_date AS d FROM a", "line 2, column 2", "filter by the time when you read"),
+        ("SELECT first(k) AS f FROM a", "line 1, column 8", "min_by or max_by"),
+        ("SELECT collect_list(k) AS f FROM a", "line 1, column 8: collect_list()", "sort_array"),
+        ("SELECT rand() AS f FROM a", "line 1, column 8", "leave it out"),
+    ],
+)
+def test_what_has_no_definite_answer_comes_with_what_to_write_instead(sql, place, instead):
+    with pytest.raises(UnsupportedView) as refused:
+        planned(sql)
+    assert place in str(refused.value)
+    assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("groups", "sets"),
+    [
+        ("ROLLUP(G, k)", 3),
+        ("CUBE(G, k, s)", 8),
+        ("G, CUBE(k, s)", 4),
+        ("GROUPING SETS ((G, k), G, ())", 3),
+        ("GROUPING SETS (ROLLUP(G, k), s)", 4),
+        ("G, k WITH ROLLUP", 3),
+        ("ROLLUP((G, k), s)", 3),
+    ],
+)
+def test_grouping_sets_are_one_aggregate_over_each_row_once_for_each_set(groups, sets):
+    plan, _ = planned(f"SELECT count(*) AS n FROM a GROUP BY {groups}")
+    (union,) = [node for node in nodes_of(plan) if isinstance(node, Union)]
+    assert len(union.children) == sets
+    assert len([node for node in nodes_of(plan) if isinstance(node, Aggregate)]) == 1

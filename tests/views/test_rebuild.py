@@ -220,3 +220,37 @@ def test_a_rebuild_that_has_no_answer_leaves_the_view_as_it_is(place):
     store["a"].append([{"k": 10, "g": 0, "v": 3}])
     view.rebuild()
     assert view.verify().is_exact
+
+
+@pytest.mark.parametrize("sql", [SUMS, "SELECT k, v FROM a", "SELECT max(v) AS m FROM a"])
+def test_a_rebuilt_view_stays_exact_at_every_time(place, sql):
+    store = filled(place, "int32")
+    view = store.view("v", sql=sql, times="every")
+    id, first = view.id, view.upper.time
+    for k in range(4, 8):
+        store["a"].append([{"k": k, "g": k % 2, "v": k}])
+    store["a"].evolve(widen={"v": "int64"})
+    store["a"].append([{"k": 8, "g": 0, "v": 1 << 40}])
+    done = view.rebuild()
+    assert (done.is_new, done.time, view.id) == (False, first + 4, id)
+    for time in range(first - 1, first + 5):
+        assert view.verify(as_of=time).is_exact, time
+
+
+def test_a_view_that_would_read_itself_is_refused(place):
+    store = filled(place)
+    view = store.view("sums", sql=SUMS)
+    with pytest.raises(ts.UsageError, match="view sums cannot read itself"):
+        store.view("sums", sql="SELECT g FROM SUMS WHERE s > 1", replace=True)
+    assert store.view("sums").id == view.id
+    store["a"].append([{"k": 9, "g": 1, "v": 9}])
+    assert view.refresh().changes == 2
+
+
+def test_the_handle_of_a_dropped_view_says_so(place):
+    store = filled(place)
+    view = store.view("sums", sql=SUMS)
+    store.drop("sums")
+    for ask in (view.status, view.verify, view.rebuild, view.refresh, lambda: view.snapshot(5, fresh=True)):
+        with pytest.raises(ts.UsageError, match="view sums"):
+            ask()

@@ -4,6 +4,8 @@ import pytest
 from memory_store import MemoryStore
 from test_views import filled
 
+import timespine as ts
+
 
 @pytest.fixture
 def place():
@@ -54,6 +56,49 @@ def test_explain_says_how_changes_travel_and_what_is_computed_again(place):
         "computed again from rows:",
         "  max(w): of groups whose extreme was retracted, from their rows",
         "  count distinct(k): of each touched group, from its rows",
+        "next refresh: nothing, as no later time than 0 is complete in all inputs",
     ]
     whole = store.view("w", sql="SELECT k FROM a", policy="full")
     assert "policy 'full' asks for it" in whole.explain()
+
+
+def test_explain_says_what_the_next_refresh_would_do(place):
+    store = filled(place)
+    store.create("b", key={"k": "int64"}, value={"w": "int64"}, timeline="counter")
+    store["b"].append([{"k": 1, "w": 1}])
+    view = store.view("v", sql="SELECT a.g, sum(b.w) AS s FROM a JOIN b ON a.k = b.k GROUP BY a.g")
+    every = store.view("e", sql="SELECT g, count(*) AS n FROM a GROUP BY g", times="every")
+    full = store.view("f", sql="SELECT g FROM a", policy="full")
+    store["a"].append([{"k": 7, "g": 1, "v": 1}, {"k": 8, "g": 1, "v": 1}])
+    store.seal(["b"], store["a"].upper)
+    upper = view.upper
+
+    def line(each):
+        return each.explain().splitlines()[-1]
+
+    to = store["a"].upper.time - 1
+    assert line(view) == (
+        f"next refresh: to {to}, from what changed, in the process (there is no session of Spark); "
+        "changes, at most: a 2, b 0"
+    )
+    assert line(every).startswith(f"next refresh: to {to}, from what changed, in the process (each time is computed")
+    assert line(full).startswith(f"next refresh: to {to}, whole, and compared, in the process (policy 'full')")
+    assert view.upper == upper
+    store.drop("b", force=True)
+    assert line(store.view("f")).startswith("next refresh: to ")
+    with pytest.raises(ts.UsageError, match="b"):
+        view.explain()
+
+
+def test_a_fresh_read_refreshes_first_and_only_if_the_view_is_behind(place):
+    store = filled(place)
+    view = store.view("v", sql="SELECT count(*) AS n FROM a")
+    first = view.upper.time - 1
+    for k in (7, 8):
+        store["a"].append([{"k": k, "g": 1, "v": 1}])
+    before = view.snapshot().to_pylist()[0]["n"]
+    assert view.snapshot(first, fresh=True).to_pylist() == [{"n": before}]
+    assert view.upper.time == first + 1
+    assert view.snapshot(first + 1, fresh=True, columns=["n"]).to_pylist() == [{"n": before + 1}]
+    assert view.snapshot(fresh=True).to_pylist() == [{"n": before + 2}]
+    assert view.upper == store["a"].upper

@@ -457,3 +457,13 @@ def test_a_sum_beyond_its_type_is_an_error_and_the_view_stays_where_it_was(place
     view.refresh()
     assert rows(view) == before
     assert view.upper == store["a"].upper
+
+
+def test_a_view_that_only_spark_can_compute_is_refused_with_reasons_without_a_session(place):
+    store = filled(place)
+    with pytest.raises(
+        ts.UnsupportedView, match=r"there is no session.*\n  line 1, column 8: rank|PARTITION BY"
+    ) as refused:
+        store.view("v", sql="SELECT rank() OVER (ORDER BY v) AS r FROM a")
+    assert len(refused.value.reasons) == 1
+    assert "v" not in store

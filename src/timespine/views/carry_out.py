@@ -112,8 +112,7 @@ class Carrier:
             inputs = named_inputs(work.definition, work.inputs)
             frame = on_spark.query_frame(work.compiled.query, inputs, time, self.session(), work.function)
             work.changes = on_spark.query_delta(frame, schema.arrow, stored, self.stack)
-        why = "; ".join(work.definition.reasons) or f"policy {work.definition.policy!r}"
-        work.choice = Choice(ON_SPARK, WHOLE, why)
+        work.choice = Choice(ON_SPARK, WHOLE, _whole_why(work))
 
     # Plans.
 
@@ -122,12 +121,10 @@ class Carrier:
         before = work.before if work.before >= 0 else None
         source = source_of(definition, work.compiled, work.inputs, before, time, work.stages, self.touched)
         large = _hand_on(source, definition, fresh)
+        work.choice = self._choose(work, source, has_large=bool(large))
         if definition.times == "every" and before is not None:
             self._at_every_time(work, source, before)
             return
-        work.choice = self._choose(work, source, has_large=bool(large))
-        if definition.mode != INCREMENTAL or before is None:
-            work.choice = Choice(work.choice.engine, WHOLE, _whole_why(work), work.choice.expected)
         if work.choice.engine == PROCESS:
             try:
                 work.changes = self._in_process(work, source)
@@ -147,7 +144,6 @@ class Carrier:
         """Compute what changed at each time, which only the process does."""
         if self.engine == ON_SPARK:
             raise UsageError(f"{work.name} has times='every', which the process computes: leave out engine='spark'")
-        work.choice = Choice(PROCESS, CHANGES, "each time is computed in the process")
         try:
             work.changes = compute_timed(work.compiled, source, before)
         except Declined as declined:
@@ -156,7 +152,23 @@ class Carrier:
                 "times='refresh' Spark can"
             ) from declined
 
+    def foresee(self, work: Work, time: int) -> Choice:
+        """Say how a view would be refreshed to a time, and compute nothing."""
+        if work.definition.mode == SPARK:
+            return Choice(ON_SPARK, WHOLE, _whole_why(work))
+        before = work.before if work.before >= 0 else None
+        source = source_of(work.definition, work.compiled, work.inputs, before, time, work.stages)
+        return self._choose(work, source, has_large=False)
+
     def _choose(self, work: Work, source: StoreSource, *, has_large: bool) -> Choice:
+        if work.definition.times == "every" and work.before >= 0:
+            return Choice(PROCESS, CHANGES, "each time is computed in the process")
+        made = self._choose_engine(work, source, has_large=has_large)
+        if work.definition.mode != INCREMENTAL or work.before < 0:
+            return Choice(made.engine, WHOLE, _whole_why(work), made.expected)
+        return made
+
+    def _choose_engine(self, work: Work, source: StoreSource, *, has_large: bool) -> Choice:
         plan = work.compiled.plan
         assert plan is not None
         has_spark = find_session(self.spark) is not None

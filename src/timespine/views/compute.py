@@ -16,7 +16,6 @@ from timespine.client.engine_interface import (
     ReadOptions,
     Store,
     catalog_entries,
-    handle_of,
     open_snapshot,
     restrict_to_keys,
 )
@@ -31,7 +30,6 @@ from timespine.views.definition import (
     arrow_schema,
     current_names,
     digest_of,
-    dropped_input,
     with_present_types,
 )
 from timespine.views.engine.accumulators import COUNT, Grouping
@@ -42,6 +40,7 @@ from timespine.views.engine.touched_rows import TouchedInputs
 from timespine.views.plan.algebra import Aggregate, InputScan, Plan, nodes_of
 from timespine.views.plan.delta import NEW
 from timespine.views.plan.expressions import PlanColumn
+from timespine.views.registry import open_inputs
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import Query, parse_query
 from timespine.views.sql.spark_types import SparkTypes
@@ -164,13 +163,7 @@ def used_columns(plan: Plan) -> dict[str, set[str]]:
 
 def input_handles(store: Store, definition: ViewDefinition) -> dict[str, CollectionHandle]:
     """Return the handles of the inputs by their names in the text; raise a UsageError if one was dropped."""
-    names = {entry.id: name for name, entry in catalog_entries(store).items()}
-    handles = {}
-    for each in definition.inputs:
-        if each.id not in names:
-            raise dropped_input(each.name)
-        handles[each.name] = handle_of(store.collection(names[each.id]))
-    return handles
+    return open_inputs(store, definition, catalog_entries(store))
 
 
 def _named_columns(

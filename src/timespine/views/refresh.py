@@ -18,15 +18,17 @@ import polars as pl
 
 from timespine.client.engine_interface import (
     Collection,
+    ReadOptions,
     Store,
     TimeLike,
     Transaction,
     begin_refresh,
+    extent_of,
     handle_of,
+    open_changes,
     view_hold_name,
 )
 from timespine.columnar.schema.schema import TIME, Schema
-from timespine.core.state import State
 from timespine.core.transitions import CompareAndDowngrade, Retain
 from timespine.errors import (
     ClosedError,
@@ -41,12 +43,13 @@ from timespine.errors import (
 )
 from timespine.model.frontier import Frontier
 from timespine.views.carry_out import Carrier, Work
-from timespine.views.choose import check_engine
+from timespine.views.choose import CHANGES, PROCESS, SPARK, check_engine
 from timespine.views.compute import compile_definition, compile_present, update_rows
 from timespine.views.definition import dropped_input
 from timespine.views.frame_views import function_of
 from timespine.views.look import RefreshLook
 from timespine.views.registry import definitions
+from timespine.views.status import time_of_view
 from timespine.views.took import note_refresh
 
 ATTEMPTS = 16
@@ -94,6 +97,31 @@ def refresh_together(
     for members in lines.values():
         done |= _refresh_line(store, look, members, through, spark, engine)
     return {name: done[name] for name in wanted}
+
+
+def next_refresh(store: Store, name: str, spark: Any) -> str:
+    """Say what a refresh of a view would do now: the changes of each input, at most, the engine, and why."""
+    look = RefreshLook(store)
+    try:
+        works = _works(store, look, [name])
+        if works is None:
+            return "a rebuild is under way"
+        time = _common_time(look, works, None)
+        _catch_up(look, works, time)
+        (work,) = works
+        if work.before >= time:
+            return f"nothing, as no later time than {work.before} is complete in all inputs"
+        choice = Carrier(store, spark, None, contextlib.ExitStack()).foresee(work, time)
+    except UsageError as error:
+        return f"fails: {error}"
+    counts = []
+    for each, handle in work.inputs.items():
+        with open_changes(handle, work.before if work.before >= 0 else None, time, ReadOptions()) as rows:
+            counts.append(f"{each} {extent_of(rows)[0]:,}")
+    where = {PROCESS: "in the process", SPARK: "on Spark"}[choice.engine]
+    how = "from what changed" if choice.how == CHANGES else "whole, and compared"
+    why = f" ({choice.why})" if choice.why else ""
+    return f"to {time}, {how}, {where}{why}; changes, at most: {', '.join(counts)}"
 
 
 def _refresh_line(
@@ -145,18 +173,11 @@ def _works(store: Store, look: RefreshLook, names: list[str]) -> list[Work] | No
         if not all(look.has(each) for each in definition.stages):
             return None
         handle, stages = look.open(id), [look.open(each) for each in definition.stages]
-        before = _time_of(name, handle.known())
+        before = time_of_view(name, handle.known())
         inputs, compiled = look.inputs(definition), compile_definition(definition)
         function = function_of(store, name, id, definition)
         works.append(Work(name, id, definition, compiled, handle, stages, inputs, before, function))
     return works
-
-
-def _time_of(name: str, state: State) -> int:
-    """Return the time that a view is exact at in a state."""
-    if state.upper.is_closed:
-        raise UsageError(f"view {name} was dropped just now")
-    return state.upper.time - 1
 
 
 def _catch_up(look: RefreshLook, works: list[Work], time: int) -> None:
@@ -166,7 +187,7 @@ def _catch_up(look: RefreshLook, works: list[Work], time: int) -> None:
     """
     for work in works:
         if work.before < time:
-            work.before = _time_of(work.name, work.handle.state())
+            work.before = time_of_view(work.name, work.handle.state())
             work.definition, work.compiled = compile_present(work.definition, work.inputs, look.schema)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from timespine.client.engine_interface import (
     CatalogEntry,
     Collection,
+    CollectionHandle,
     Definition,
     Store,
     Transaction,
@@ -29,7 +30,7 @@ from timespine.columnar.schema.schema import DIFF, define
 from timespine.core.transitions import ReleaseHold
 from timespine.errors import CollectionExists, UnknownCollection, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
-from timespine.views.definition import ViewDefinition, decode_definition
+from timespine.views.definition import ViewDefinition, decode_definition, dropped_input
 
 NAME = "timespine.views"
 """The name of the collection that has the definitions."""
@@ -106,6 +107,17 @@ def find_definition(store: Store, name: str) -> tuple[str, ViewDefinition]:
     if found is None:
         raise UnknownCollection(f"there is no view {name}: it was dropped just now", name)
     return id, found
+
+
+def open_inputs(
+    store: Store, definition: ViewDefinition, entries: Mapping[str, CatalogEntry]
+) -> dict[str, CollectionHandle]:
+    """Open the inputs of a view, by their names in the text; raise a UsageError if the catalog lacks one."""
+    there = {entry.id: (name, entry) for name, entry in entries.items()}
+    for each in definition.inputs:
+        if each.id not in there:
+            raise dropped_input(each.name)
+    return {each.name: open_entry(store, *there[each.id]) for each in definition.inputs}
 
 
 def drop_view(store: Store, name: str, *, force: bool) -> None:

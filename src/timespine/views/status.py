@@ -14,6 +14,8 @@ from timespine.client.engine_interface import (
     handle_of,
     open_changes,
 )
+from timespine.core.state import State
+from timespine.errors import UsageError
 from timespine.views.compute import input_handles
 from timespine.views.definition import ViewDefinition
 
@@ -90,7 +92,7 @@ def status_of(store: Store, view: Collection, definition: ViewDefinition) -> Vie
     """Say how far a view is, and what it keeps."""
     handle = handle_of(view)
     state = handle.state()
-    time = state.upper.time - 1
+    time = time_of_view(view.name, state)
     inputs = {name: _input_status(each, time) for name, each in input_handles(store, definition).items()}
     newest = [each.time for each in inputs.values() if each.time is not None]
     names = {entry.id: name for name, entry in catalog_entries(store).items()}
@@ -112,6 +114,13 @@ def status_of(store: Store, view: Collection, definition: ViewDefinition) -> Vie
         {names[id]: _size_of(store.collection(names[id])) for id in definition.stages if id in names},
         points[-REFRESHES:],
     )
+
+
+def time_of_view(name: str, state: State) -> int:
+    """Return the time that a view is exact at in a state; raise a UsageError if it was dropped."""
+    if state.upper.is_closed:
+        raise UsageError(f"view {name} was dropped")
+    return state.upper.time - 1
 
 
 def _input_status(handle: CollectionHandle, time: int) -> InputStatus:

@@ -12,6 +12,7 @@ from timespine.client.engine_interface import (
     CollectionHandle,
     Definition,
     DurationLike,
+    Snapshot,
     Store,
     TimeLike,
     fresh_id,
@@ -45,12 +46,13 @@ from timespine.views.explain import explain_text
 from timespine.views.follow.follow_loop import FollowStatus
 from timespine.views.follow.follow_thread import Callback, follow_in_foreground
 from timespine.views.frame_views import attach_function, check_function
-from timespine.views.refresh import Refreshed, refresh_together
+from timespine.views.refresh import Refreshed, next_refresh, refresh_together
 from timespine.views.registry import find_definition, registry_of, remove_leftovers
+from timespine.views.spark_engine.session import find_session
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import Query, parse_query
 from timespine.views.sql.spark_types import asked_types
-from timespine.views.status import ViewStatus, status_of
+from timespine.views.status import ViewStatus, status_of, time_of_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,17 @@ class View(Collection):
         given = spark if spark is not None else self._spark
         return refresh_together(self._store, [self.name], through, given, engine)[self.name]
 
+    def snapshot(self, as_of: TimeLike | None = None, *, fresh: bool = False, **options: Any) -> Snapshot:
+        """Read the view as of a time (default: its newest one). `options` are those of a collection.
+
+        With `fresh`, refresh it first, to the newest complete time of its inputs or to `as_of`, if it is behind that.
+        """
+        if fresh:
+            time = None if as_of is None else self._handle.time_of(as_of)[0]
+            if time is None or self._time() < time:
+                self.refresh(through=time)
+        return super().snapshot(as_of, **options)
+
     def follow(
         self,
         *,
@@ -116,11 +129,12 @@ class View(Collection):
         return follow_in_foreground(self._store, [self.name], every, given, callback, timeout)
 
     def explain(self) -> str:
-        """Say how changes of each input reach the view, and why not, where they do not."""
+        """Say how changes of each input reach the view, why not, where they do not, and what a refresh would do now."""
         keys = _input_keys(self.definition, input_handles(self._store, self.definition))
         own = self.schema
         compiled = compile_definition(self.definition)
-        return explain_text(self.name, self.definition, compiled, keys, own.key_names if own.key else ())
+        text = explain_text(self.name, self.definition, compiled, keys, own.key_names if own.key else ())
+        return f"{text}\nnext refresh: {next_refresh(self._store, self.name, self._spark)}"
 
     def status(self) -> ViewStatus:
         """Say how far the view is, what its inputs have that it lacks, what it keeps, and its last refreshes."""
@@ -128,7 +142,7 @@ class View(Collection):
 
     def verify(self, as_of: TimeLike | None = None, *, spark: Any = None) -> Verified:
         """Compute the query whole, as of a refresh point (default: the last), and compare."""
-        time = self._handle.time_of(as_of)[0] if as_of is not None else self.upper.time - 1
+        time = self._handle.time_of(as_of)[0] if as_of is not None else self._time()
         given = spark if spark is not None else self._spark
         rows, missing, extra = verify_view(self._store, self._handle, self.definition, time, given)
         return Verified(time, rows, missing, extra)
@@ -146,6 +160,9 @@ class View(Collection):
         found = open_view(self._store, name, self._spark)
         self._handle, self.definition = handle_of(found), found.definition
         return done
+
+    def _time(self) -> int:
+        return time_of_view(self.name, self._handle.state())
 
     def __repr__(self) -> str:
         return f"<view {self.name}>"
@@ -203,7 +220,14 @@ def create_view(
         raise CollectionExists(name)
     query = parse_query(sql)
     inputs, handles = _inputs(store, query.tables)
+    if any(handle.name == name and handle.entry.role == "view" for handle in handles.values()):
+        raise UsageError(f"view {name} cannot read itself: read what it reads, or give the new view another name")
     definition, compiled = define_view(query, inputs, policy, spark, times)
+    if definition.mode == SPARK and find_session(spark) is None:
+        message = (
+            "only Spark can compute parts of this query, and there is no session: give one, spark=..., or change them"
+        )
+        raise UnsupportedView(message, definition.reasons)
     build_view(
         store,
         name,

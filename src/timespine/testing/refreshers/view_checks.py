@@ -1,6 +1,7 @@
 """The promises of views, checked at every commit: from the log, and not from the answers of stores.
 
-V1 *Exact*: at every upper that a view gets, its rows are its query over the inputs as of the time before.
+V1 *Exact*: at every upper that a view gets, its rows are its query over the inputs as of the time before; with
+times="every", as of each time since the last upper too.
 V2 *Atomic*: a view and its stages move together; a refresh of all views moves all of a time line.
 V3 *Exactly once*: follows from V1, as the rows are those that commits added; and each commit adds them at one time.
 V4 *Net*: the stored updates of a commit have no row twice.
@@ -60,8 +61,8 @@ class ViewChecks:
         self.forced: set[str] = set()
         """Collections that were dropped by force."""
         self._definitions: dict[str, ViewDefinition] = {}
-        self._learned = 0
-        self._looked_at: catalog.Names | None = None
+        self._looked_at: tuple[int, int] | None = None
+        """The numbers of catalogs, and of commits of the registry, at the last look."""
         world.on_commit = self.check
 
     def check(self) -> None:
@@ -69,9 +70,12 @@ class ViewChecks:
         if self.world.violations or not self.world.names:
             return
         names = self.world.names[-1][1]
-        if names is not self._looked_at:
+        registry = names.entries.get(NAME)
+        known = self.world.truths.get(registry.id) if registry is not None else None
+        at = len(self.world.names), len(known.added) if known is not None else 0
+        if at != self._looked_at:
             self._learn_views(names)
-            self._looked_at = names
+            self._looked_at = at
         moved = [view for view in self.views.values() if self._upper(view.id) != view.upper]
         for view in moved:
             self._check_moved(view)
@@ -99,6 +103,8 @@ class ViewChecks:
                     self.world.violate(f"view {name} is in the catalog, and has no definition")
                     return
                 self._add(entry, definition)
+            elif entry.role == "view":
+                self.views[entry.id].definition = self._definitions[entry.id]
         self._check_inputs_exist(there)
 
     def _add(self, entry: catalog.CatalogEntry, definition: ViewDefinition) -> None:
@@ -112,9 +118,10 @@ class ViewChecks:
         registry = names.entries.get(NAME)
         if registry is None or registry.id not in self.world.truths:
             return
-        for row, _ in self.world.truths[registry.id].held:
+        held = self.world.truths[registry.id].held
+        for (row, _), diff in sorted(held.items(), key=lambda each: each[0][1]):
             values = [value for _, value in row]
-            if values[0] not in self._definitions:
+            if diff > 0:  # a rebuild writes another one
                 self._definitions[str(values[0])] = decode_definition(values[1])  # type: ignore[arg-type]
 
     # Checking.
@@ -146,15 +153,27 @@ class ViewChecks:
         if any(last_time(world.states[each][-1]) < time for each in view.inputs):
             world.violate(f"view {view.id} claims to be complete at {time}, where its inputs are not")
             return
-        found = self.rows_of(view.id, time, view.query.columns)
-        wanted = self.answer(view, time)
-        if found != wanted:
-            more, less = found - wanted, wanted - found
-            world.violate(
-                f"view {view.id} ({view.query.name}) is not its query as of {time}: it has {dict(more)} too many "
-                f"and lacks {dict(less)}"
-            )
+        for each in self._exact_times(view, time):
+            found = self.rows_of(view.id, each, view.query.columns)
+            wanted = self.answer(view, each)
+            if found != wanted:
+                more, less = found - wanted, wanted - found
+                world.violate(
+                    f"view {view.id} ({view.query.name}) is not its query as of {each}: it has {dict(more)} too many "
+                    f"and lacks {dict(less)}"
+                )
         self._check_net(view, time)
+
+    def _exact_times(self, view: KnownView, time: int) -> list[int]:
+        """List the times at which a view that has moved to a time has to be exact, and can be read."""
+        if view.definition.times != "every":
+            return [time]
+        since = [self.world.states[each][-1].since for each in (view.id, *view.inputs)]
+        first = max([view.upper, *(each.time for each in since if each.elements)])
+        steps = range(first, time)
+        # On the wall clock there are too many times: those at which something changes have to do.
+        changed = {when for id in (view.id, *view.inputs) for _, when in self.world.truths[id].held}
+        return [each for each in steps if each in changed] + [time] if view.timeline == "clock" else [*steps, time]
 
     def _check_stages(self, view: KnownView) -> None:
         """Check V2: stages stand where their view stands."""
@@ -170,23 +189,23 @@ class ViewChecks:
         truth = world.truths[view.id]
         for commit in truth.added[view.added :]:
             times = {when for _, when, _ in commit.updates}
-            if times != {time}:
+            if not times <= set(range(view.upper, time + 1) if view.definition.times == "every" else (time,)):
                 world.violate(f"the refresh of {view.id} to {time} added rows at {sorted(times)}")
         view.added = len(truth.added)
         stored = self._stored(world.states[view.id][-1], view.upper, time)
-        twice = [row for row, count in stored.items() if count > 1]
+        twice = [row for (row, _), count in stored.items() if count > 1]
         if twice:
             world.violate(f"the refresh of {view.id} to {time} stores {twice[0]} more than once")
 
-    def _stored(self, state: State, lower: int, time: int) -> Counter[object]:
-        """Count the stored updates of the newest batch of a view by row."""
-        found: Counter[object] = Counter()
+    def _stored(self, state: State, lower: int, time: int) -> Counter[tuple[object, int]]:
+        """Count the stored updates of the newest batch of a view by row and time."""
+        found: Counter[tuple[object, int]] = Counter()
         for run in plan_all(state).runs:
             schema = state.schemas[run.schema if run.schema is not None else -1]
             for part in run.parts:
                 for row, when, _ in self.world._seen(part, schema):
-                    if lower <= when == time:
-                        found[row] += 1
+                    if lower <= when <= time:
+                        found[row, when] += 1
         return found
 
     def _check_together(self, line: str, moved: list[KnownView]) -> None:

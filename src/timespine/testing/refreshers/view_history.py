@@ -51,7 +51,8 @@ class ViewHistoryRun(HistoryRun):
             inputs = {place: chance.choice(choices) for place in ("a", "b")[: query.inputs]}
             if query.inputs == 1 and chance.random() < 0.25:
                 inputs = {"a": "events"}
-            make_view(store, self.checks, f"v{number}", query, inputs, keyed=chance.random() < 0.3)
+            keyed, every = chance.random() < 0.3, chance.random() < 0.3
+            make_view(store, self.checks, f"v{number}", query, inputs, keyed=keyed, every=every)
             if query.stackable and inputs["a"] != "events":
                 stacked = f"v{number}"
 

@@ -44,6 +44,7 @@ class ViewUser(WritingUser, MaintainingUser):
             self.create_view: 4,
             self.refresh_all: 12,
             self.refresh_some: 12,
+            self.rebuild: 3,
             self.drop_view: 2,
             self.drop_input: 2,
             self.read_view: 5,
@@ -92,8 +93,8 @@ class ViewUser(WritingUser, MaintainingUser):
         inputs = self.inputs_for(query)
 
         def work(call: UserCall) -> Any:
-            view = make_view(self.store, self.checks, name, query, inputs, keyed=self.chance.random() < 0.3)
-            return view.id
+            keyed, every = self.chance.random() < 0.3, self.chance.random() < 0.3
+            return make_view(self.store, self.checks, name, query, inputs, keyed=keyed, every=every).id
 
         call = self.call("create view", work, UsageError, SinceError)
         if call.is_done:
@@ -175,6 +176,25 @@ class ViewUser(WritingUser, MaintainingUser):
                 isinstance(error, SinceError) or "dropped" in str(error) or isinstance(error, UnknownCollection)
             )
         return False
+
+    def rebuild(self) -> None:
+        """Compute a view again; it moves alone, which histories that refresh all views together do not do."""
+        views = self.there()
+        if not views or self.checks.is_together:
+            return
+        name = self.chance.choice(views)
+
+        def work(call: UserCall) -> Any:
+            self.checks.refreshes.append(call)
+            view = self.store.view(name)
+            return {name: view.id}, {name: view.rebuild().time}
+
+        call = self.call("rebuild", work, UsageError, Contention, SinceError)
+        if call.is_done:
+            ids, told = call.result
+            self.checks.check_refreshed(call, ids, told)
+        elif "rebuilt just now" not in str(call.error) and not self._may_fail_to_refresh(call):
+            self.violate(call, f"raised {call.error!r}")
 
     def verify(self) -> None:
         """Let a view compare itself with its query."""
@@ -295,9 +315,17 @@ class ViewUser(WritingUser, MaintainingUser):
 
 
 def make_view(
-    store: Any, checks: ViewChecks, name: str, query: SimulatedQuery, inputs: dict[str, str], *, keyed: bool
+    store: Any,
+    checks: ViewChecks,
+    name: str,
+    query: SimulatedQuery,
+    inputs: dict[str, str],
+    *,
+    keyed: bool,
+    every: bool = False,
 ) -> Any:
     """Create a view, after the checks know its text."""
     text = text_of(query, inputs)
     checks.queries[text] = query, tuple(inputs[place] for place in sorted(inputs))
-    return store.view(name, sql=text, key=query.key if keyed else (), policy=query.policy)
+    times = "every" if every and query.policy != "full" else "refresh"
+    return store.view(name, sql=text, key=query.key if keyed else (), policy=query.policy, times=times)

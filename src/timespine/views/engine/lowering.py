@@ -4,7 +4,9 @@ Traps that this avoids (tests/spark/test_view_expressions.py compares each funct
 
 - Polars keeps the larger scale of a decimal product, and rounds: the left side gets the digits of the product first.
 - Whole numbers wrap: they are worked out in 128 bits and cast back strictly, so that an overflow is an error.
-- Division by a constant multiplies by its reciprocal: the constant becomes a column.
+- Division by a constant multiplies by its reciprocal, and zero minus a double is its negation: beside doubles,
+  constants become columns of the frame. An expression that gives one value for all rows is constant to Polars too.
+- A cast to fewer decimal places rounds halves to even: in Spark, away from zero.
 - A comparison of a constant with a CASE loses rows of a frame in several chunks: frames are made one chunk first, and
   every evaluation includes a column, so that a result of another length is an error.
 - A remainder has the sign of the divisor: in Spark, that of the dividend.
@@ -31,6 +33,11 @@ WEIGHT = "_w"
 
 DIGITS = 38
 _WIDE = pl.Int128
+_QUARTER = 1 << 125
+"""What may be doubled, and added to another such number, in 128 bits."""
+
+NEGATED_DIGITS = 34
+"""Spark rounds decimals to so many digits when it negates them."""
 
 
 class Declined(Exception):
@@ -63,6 +70,8 @@ class Lowering:
     def __init__(self) -> None:
         self.guards: list[tuple[pl.Expr, str]] = []
         """Conditions that no row may satisfy, and what is wrong with one that does."""
+        self.constants: list[float | None] = []
+        """Constants beside doubles, each a column of the frame."""
 
     def lower(self, expression: Expression) -> pl.Expr:
         """Return an expression of Polars."""
@@ -79,10 +88,20 @@ class Lowering:
         """Add a guard."""
         self.guards.append((condition.any(), why))
 
+    def beside_double(self, expression: Expression) -> pl.Expr:
+        """Return an operand of an operation on doubles: a constant becomes a column."""
+        if not isinstance(expression, Literal):
+            return self.lower(expression)
+        self.constants.append(None if expression.value is None else float(expression.value))
+        return pl.col(f"_constant{len(self.constants) - 1}")
+
     def select(self, frame: pl.DataFrame, outputs: Iterable[pl.Expr]) -> pl.DataFrame:
         """Evaluate expressions over a frame; raise Declined if a guard finds a row, or a value overflows."""
         # SUBTLE: Polars compares a constant with a CASE chunk by chunk, and gets fewer rows (test_engine.py).
-        frame = frame.rechunk()
+        frame = frame.rechunk().with_columns(
+            pl.repeat(value, len(frame), dtype=pl.Float64, eager=True).alias(f"_constant{place}")
+            for place, value in enumerate(self.constants)
+        )
         try:
             if self.guards:
                 checks = [condition.alias(str(place)) for place, (condition, _) in enumerate(self.guards)]
@@ -197,11 +216,18 @@ def _cast(lowering: Lowering, call: Call) -> pl.Expr:
     before, after = call.args[0].type, call.type
     if pa.types.is_timestamp(before) and pa.types.is_date(after):
         return argument.dt.date()
+    if pa.types.is_decimal(before) and pa.types.is_decimal(after) and after.scale < before.scale:
+        digits, by = unscaled(argument, before.scale), 10 ** (before.scale - after.scale)
+        lowering.refuse(digits.abs() > _QUARTER, "a decimal with too many digits to be rounded")
+        return scaled(half_up(digits, pl.lit(by, _WIDE)), after.scale)
     return argument.cast(memory_type(after))
 
 
 @_on("+", "-", "*")
 def _arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
+    if pa.types.is_floating(call.type):
+        one, two = map(lowering.beside_double, call.args)
+        return {"+": one + two, "-": one - two, "*": one * two}[call.function]
     one, two = _args(lowering, call)
     if pa.types.is_integer(call.type):
         one, two = one.cast(_WIDE), two.cast(_WIDE)
@@ -214,26 +240,24 @@ def _arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
 
 @_on("/")
 def _divide(lowering: Lowering, call: Call) -> pl.Expr:
-    one, two = _args(lowering, call)
+    is_double = pa.types.is_floating(call.type)
+    one, two = map(lowering.beside_double, call.args) if is_double else _args(lowering, call)
     lowering.refuse(two == 0, "a division by zero")
-    if pa.types.is_floating(call.type):
-        if isinstance(call.args[1], Literal):
-            two = pl.when(one.is_null()).then(pl.lit(1.0)).otherwise(two)  # a column: see above
+    if is_double:
         return one / two
     left, right = call.args
     shift = call.type.scale + right.type.scale - left.type.scale
     number, divisor = unscaled(one, left.type.scale), unscaled(two, right.type.scale)
-    if shift < 0:
-        divisor = divisor * 10**-shift
-    else:
-        lowering.refuse(number.abs() > (1 << 125) // 10**shift, "a quotient of decimals with too many digits")
-        number = number * 10**shift
+    up, down = 10 ** max(shift, 0), 10 ** max(-shift, 0)
+    for digits, factor in ((number, up), (divisor, down)):
+        lowering.refuse(digits.abs() > _QUARTER // factor, "a quotient of decimals with too many digits")
+    number, divisor = number * up, divisor * down
     return scaled(half_up(number, divisor), call.type.scale)
 
 
 def unscaled(decimal: pl.Expr, scale: int) -> pl.Expr:
     """Return the digits of a decimal as a whole number."""
-    return (decimal.cast(pl.Decimal(DIGITS, scale)) * pl.lit(10**scale).cast(pl.Decimal(DIGITS, 0))).cast(_WIDE)
+    return decimal.cast(pl.Decimal(DIGITS, scale)).to_physical()
 
 
 def scaled(digits: pl.Expr, scale: int) -> pl.Expr:
@@ -268,6 +292,9 @@ def _remainder(lowering: Lowering, call: Call) -> pl.Expr:
 @_on("negative", "abs")
 def _sign(lowering: Lowering, call: Call) -> pl.Expr:
     (argument,) = _args(lowering, call)
+    if pa.types.is_decimal(call.type):
+        digits = unscaled(argument, call.type.scale)
+        lowering.refuse(digits.abs() >= 10**NEGATED_DIGITS, f"a decimal of more than {NEGATED_DIGITS} digits, negated")
     if not pa.types.is_integer(call.type):
         return -argument if call.function == "negative" else argument.abs()
     wide = argument.cast(_WIDE)

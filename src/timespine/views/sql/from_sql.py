@@ -41,7 +41,20 @@ _REFUSED = {
 }
 
 
-_SELECT_ARGS = {"expressions", "from_", "joins", "where", "group", "having", "order", "limit", "distinct", "with_"}
+_SELECT_ARGS = {
+    "expressions",
+    "from_",
+    "joins",
+    "where",
+    "group",
+    "having",
+    "order",
+    "limit",
+    "distinct",
+    "with_",
+    "hint",
+}
+# Hints say how to compute, and not what.
 _QUERY_ARGS: dict[type, set[str]] = {exp.Subquery: {"this", "alias"}, exp.Select: {*_SELECT_ARGS, *_REFUSED}}
 _SET_ARGS = {"this", "expression", "distinct", "with_", "order", "limit", "by_name"}
 
@@ -209,6 +222,10 @@ class Builder:
             if found is None:
                 raise refuse(node, f"{node.sql('spark')} is not a column here", "correlate over one level only")
             return found
+        if isinstance(node, exp.Grouping | exp.GroupingId):
+            raise refuse(
+                node, f"{node.key} tells grouping sets apart", "write ROLLUP, CUBE or GROUPING SETS, or leave it out"
+            )
         if isinstance(node, exp.AggFunc | exp.Window):
             raise refuse(node, f"{node.key} cannot stand here", "put it into SELECT or HAVING")
         if isinstance(node, exp.Subquery | exp.Exists):

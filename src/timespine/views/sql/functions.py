@@ -7,7 +7,7 @@ tests/spark/test_view_expressions.py asks Spark for the type and the values of e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +36,10 @@ def cast(expression: Expression, to: pa.DataType) -> Expression:
     if isinstance(expression, Literal) and expression.value is None:
         return Literal(None, to)
     if isinstance(expression, Literal) and pa.types.is_decimal(to) and isinstance(expression.value, int | Decimal):
-        return Literal(Decimal(expression.value), to)
+        value = Decimal(expression.value)
+        if -int(value.as_tuple().exponent) > to.scale:
+            value = value.quantize(Decimal(1).scaleb(-to.scale), ROUND_HALF_UP)
+        return Literal(value, to)
     if isinstance(expression, Literal) and to == DOUBLE and isinstance(expression.value, int | Decimal):
         return Literal(float(expression.value), to)
     return Call("cast", (expression,), to)
@@ -46,9 +49,11 @@ def as_decimal(expression: Expression) -> tuple[int, int]:
     """Return the precision and scale of a number as a decimal; a constant has as many digits as it needs."""
     if isinstance(expression, Literal) and isinstance(expression.value, int) and expression.type in _INTS:
         return max(len(str(abs(expression.value))), 1), 0
-    if expression.type in _INT_DIGITS:
-        return _INT_DIGITS[expression.type], 0
-    return expression.type.precision, expression.type.scale
+    return _digits_of(expression.type)
+
+
+def _digits_of(given: pa.DataType) -> tuple[int, int]:
+    return (_INT_DIGITS[given], 0) if given in _INT_DIGITS else (given.precision, given.scale)
 
 
 def adjusted(precision: int, scale: int) -> pa.DataType:
@@ -58,10 +63,11 @@ def adjusted(precision: int, scale: int) -> pa.DataType:
     return pa.decimal128(DIGITS, max(DIGITS - (precision - scale), min(scale, 6)))
 
 
-def common_type(args: Sequence[Expression], *, bounded: bool = False) -> pa.DataType:
-    """Return the type that values of several types are brought to, for comparisons, CASE and COALESCE.
+def common_type(args: Sequence[Expression], *, compared: bool = False) -> pa.DataType:
+    """Return the type that values of several types are brought to, for CASE, COALESCE, IN and set operations.
 
-    With `bounded`, decimals that need more than 38 digits get 38: a value that does not fit is an error, as in Spark.
+    If they are `compared`, constants have no more digits than they need, and decimals of more than 38 digits lose their
+    last decimal places, as in Spark.
     """
     types = [each.type for each in args if not pa.types.is_null(each.type)]
     if not types:
@@ -74,12 +80,14 @@ def common_type(args: Sequence[Expression], *, bounded: bool = False) -> pa.Data
         return DOUBLE
     if all(each in _INTS for each in types):
         return max(types, key=_INTS.index)
-    known = [as_decimal(each) for each in args if not pa.types.is_null(each.type)]
+    known = [
+        as_decimal(each) if compared else _digits_of(each.type) for each in args if not pa.types.is_null(each.type)
+    ]
     scale = max(scale for _, scale in known)
     whole = max(precision - scale for precision, scale in known)
-    if whole + scale > DIGITS and not bounded:
+    if whole + scale > DIGITS and not compared:
         raise NotListed("decimals of more than 38 digits")
-    return pa.decimal128(min(whole + scale, DIGITS), scale)
+    return pa.decimal128(min(whole + scale, DIGITS), min(scale, DIGITS - whole))
 
 
 def call(name: str, *args: Expression) -> Expression:
@@ -122,10 +130,19 @@ def _is_null(name: str, args: list[Expression]) -> Expression:
 
 @_on("=", "<>", "<", "<=", ">", ">=", "<=>")
 def _compare(name: str, args: list[Expression]) -> Expression:
-    to = common_type(args, bounded=True)
+    to = common_type(args, compared=True)
+    for one, two in (args, args[::-1]):
+        # Spark compares a null with a constant beyond the type as if it were not null.
+        if one.type in _INTS and isinstance(two, Literal) and _is_beyond(one.type, two.value):
+            raise NotListed(f"comparing {one.type} with {two.value}, which is beyond it")
     if not (is_number(to) or to in (TEXT, DATE, BOOL) or pa.types.is_timestamp(to)):
         raise NotListed(f"comparing {to}")
     return Call(name, tuple(cast(each, to) for each in args), BOOL)
+
+
+def _is_beyond(whole: pa.DataType, value: object) -> bool:
+    """Return whether a constant is a decimal that no whole number of a type reaches."""
+    return isinstance(value, Decimal) and abs(value) > (1 << (whole.bit_width - 1)) - 1
 
 
 @_on("case")

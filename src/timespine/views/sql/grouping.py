@@ -1,22 +1,33 @@
-"""GROUP BY, aggregates, HAVING and windows of one SELECT."""
+"""GROUP BY, aggregates, HAVING and windows of one SELECT.
+
+ROLLUP, CUBE and GROUPING SETS are several GROUP BYs. As in Spark, each row comes once for each of the sets, with nulls
+for the keys that are not in it and the number of the set; then there is one aggregate, by all keys and that number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from sqlglot import exp
 
-from timespine.views.plan.algebra import Aggregate, Plan, SortKey, WindowNode
-from timespine.views.plan.expressions import Expression, PlanColumn
+from timespine.views.plan.algebra import Aggregate, Plan, Project, SortKey, Union, WindowNode
+from timespine.views.plan.expressions import Expression, Literal, PlanColumn
 from timespine.views.sql.aggregates import Aggregates, is_aggregate
-from timespine.views.sql.reasons import check_args, refuse
+from timespine.views.sql.reasons import NoRule, check_args, refuse
 from timespine.views.sql.relations import Relation, filtered, with_columns
 from timespine.views.sql.scalars import Scalars
 from timespine.views.sql.windows import window_call
 
 if TYPE_CHECKING:
     from timespine.views.sql.from_sql import Builder, Named
+
+SETS_MAX = 64
+"""Most grouping sets of a GROUP BY: each reads the rows once."""
+
+_SETS = (exp.GroupingSets, exp.Rollup, exp.Cube)
 
 
 class SelectGroups:
@@ -29,6 +40,8 @@ class SelectGroups:
         self._ctes = ctes
         self._known: dict[str, PlanColumn] = {}
         """The columns of group expressions, aggregates and windows, by their text."""
+        self._refused: dict[str, NoRule] = {}
+        """Windows that have no rule, by their text."""
         self.is_grouped = node.args.get("group") is not None or any(self._aggregates())
         if self.is_grouped:
             self._group()
@@ -41,10 +54,12 @@ class SelectGroups:
         known = self._known.get(_text(node))
         if known is not None:
             return known
+        if _text(node) in self._refused:
+            raise self._refused[_text(node)]
         if isinstance(node, exp.Subquery):
             return self._builder.subquery_value(node, self._relation, self._ctes)
         if self.is_grouped and isinstance(node, exp.Column):
-            raise refuse(node, f"{node.sql('spark')} is neither grouped nor aggregated", "add it to GROUP BY")
+            raise refuse(node, f"{node.name} is neither grouped nor aggregated", "add it to GROUP BY")
         return self._builder.resolve(node, self._relation)
 
     def _aggregates(self) -> list[Any]:
@@ -53,6 +68,8 @@ class SelectGroups:
         parts = [*self._node.expressions, self._node.args.get("having")]
         for part in parts:
             for each in _walk(part):
+                if isinstance(each, exp.Grouping | exp.GroupingId):
+                    continue
                 is_whole = not isinstance(each.parent, exp.Filter | exp.Window) and not is_aggregate(each.parent)
                 if (is_aggregate(each) or isinstance(each, exp.Filter)) and is_whole:
                     found.setdefault(_text(each), each)
@@ -60,10 +77,9 @@ class SelectGroups:
 
     def _group(self) -> None:
         builder, relation = self._builder, self._relation
-        keys: list[tuple[str, Expression]] = []
-        for each in self._group_expressions():
-            keys.append((_text(each), builder.scalar(each, relation)))
-        plan, columns = with_columns(builder.fresh, relation.plan, [each for _, each in keys])
+        nodes, sets = self._group_expressions()
+        texts = [_text(each) for each in nodes]
+        plan, columns = with_columns(builder.fresh, relation.plan, [builder.scalar(each, relation) for each in nodes])
         builder.check_keys(self._node.args.get("group") or self._node, columns, "GROUP BY")
         calls = []
         aggregates = Aggregates(lambda each: builder.scalar(each, relation), builder.types)
@@ -72,26 +88,79 @@ class SelectGroups:
             column = builder.fresh.column(_text(each).lower(), made.type)
             self._known[_text(each)] = column
             calls.append((column, made))
-        for (text, _), column in zip(keys, columns, strict=True):
-            self._known[text] = column
+        if sets is not None:
+            plan, columns = self._expand(plan, texts, columns, sets)
+        self._known.update(zip(texts, columns, strict=False))
         relation.plan = Aggregate(plan, tuple(dict.fromkeys(columns)), tuple(calls))
 
-    def _group_expressions(self) -> list[Any]:
+    def _expand(
+        self, plan: Plan, texts: list[str], columns: list[PlanColumn], sets: list[list[str]]
+    ) -> tuple[Plan, list[PlanColumn]]:
+        """Give each row once for each grouping set; return the plan and the keys of its groups."""
+        fresh = self._builder.fresh
+        keys = [fresh.column(each.name.partition("#")[0], each.type) for each in columns]
+        place = fresh.column("set", pa.int32())
+        asked = self._groupings(texts, [each.name for each in columns])
+        marks = [(fresh.column("grouping", kind), wanted) for kind, wanted in asked.values()]
+        parts: list[Plan] = []
+        for number, members in enumerate(sets):
+            given = [
+                (key, column if text in members else Literal(None, key.type))
+                for key, column, text in zip(keys, columns, texts, strict=True)
+            ]
+            bits = [
+                (mark, Literal(int("".join("01"[text not in members] for text in wanted) or "0", 2), mark.type))
+                for mark, wanted in marks
+            ]
+            kept = [(each, each) for each in plan.columns]
+            parts.append(Project(plan, (*kept, *given, *bits, (place, Literal(number, pa.int32())))))
+        self._known.update(zip(asked, (mark for mark, _ in marks), strict=True))
+        return Union(tuple(parts)), [*keys, *(mark for mark, _ in marks), place]
+
+    def _groupings(self, texts: list[str], names: Sequence[str]) -> dict[str, tuple[pa.DataType, list[str]]]:
+        """List the uses of grouping() and grouping_id(): their types, and the keys whose absence they tell."""
+        found: dict[str, tuple[pa.DataType, list[str]]] = {}
+        for part in [*self._node.expressions, self._node.args.get("having")]:
+            for each in _walk(part):
+                if isinstance(each, exp.Grouping):
+                    wanted = [_text(argument) for argument in each.expressions]
+                    found[_text(each)] = (pa.int8(), wanted)
+                    is_wrong = len(wanted) != 1 or wanted[0] not in texts
+                elif isinstance(each, exp.GroupingId):
+                    wanted = [_text(argument) for argument in each.expressions]
+                    found[_text(each)] = (pa.int64(), texts)
+                    is_wrong = wanted not in ([], texts)
+                else:
+                    continue
+                if is_wrong:
+                    keys = ", ".join(each.partition("#")[0] for each in names)
+                    raise refuse(each, f"{each.key} takes a key of GROUP BY", f"these are {keys}")
+        return found
+
+    def _group_expressions(self) -> tuple[list[Any], list[list[str]] | None]:
+        """Return the keys of GROUP BY, and the grouping sets by the texts of their keys; None if there is one."""
         group = self._node.args.get("group")
         if group is None:
-            return []
-        check_args(group, {"expressions", "all", "grouping_sets", "cube", "rollup", "totals"})
-        for what in ("grouping_sets", "cube", "rollup", "totals"):
-            if group.args.get(what):
-                raise refuse(group, f"{what.replace('_', ' ').upper()} has no rule", "write a UNION ALL of GROUP BYs")
+            return [], None
+        check_args(group, {"expressions", "all", "grouping_sets", "cube", "rollup"})
         if group.args.get("all"):
             items = [each.this if isinstance(each, exp.Alias) else each for each in self._node.expressions]
-            return [each for each in items if not each.find(exp.AggFunc)]
-        for each in group.expressions:
-            if isinstance(each, exp.GroupingSets | exp.Rollup | exp.Cube):
-                what = {exp.GroupingSets: "GROUPING SETS", exp.Rollup: "ROLLUP", exp.Cube: "CUBE"}[type(each)]
-                raise refuse(group, f"{what} has no rule", "write a UNION ALL of GROUP BYs")
-        return list(group.expressions)
+            return [each for each in items if not each.find(exp.AggFunc)], None
+        plain = [each for each in group.expressions if not isinstance(each, _SETS)]
+        after = [each for name in ("rollup", "cube", "grouping_sets") for each in group.args.get(name) or ()]
+        if len(plain) == len(group.expressions) and not after:
+            return plain, None
+        if after:  # GROUP BY a, b WITH ROLLUP; GROUP BY a, b GROUPING SETS (...)
+            parts = [_sets_of(each, plain) for each in after]
+        else:
+            parts = [_sets_of(each, ()) for each in group.expressions]
+        sets = [list(itertools.chain(*each)) for each in itertools.islice(itertools.product(*parts), SETS_MAX + 1)]
+        if len(sets) > SETS_MAX:
+            raise refuse(group, f"more than {SETS_MAX} grouping sets have no rule", "write several views")
+        keys = {_text(each): each for each in itertools.chain(plain, *itertools.chain(*parts))}
+        if any(isinstance(each, exp.Literal) for each in keys.values()):
+            raise refuse(group, "positions inside of grouping sets have no rule", "write the names of the columns")
+        return list(keys.values()), [list(map(_text, each)) for each in sets]
 
     # HAVING and windows.
 
@@ -111,7 +180,10 @@ class SelectGroups:
                 if isinstance(node, exp.Window):
                     found.setdefault(_text(node), node)
         for text, node in found.items():
-            self._known[text] = self._window(node)
+            try:
+                self._known[text] = self._window(node)
+            except NoRule as refused:
+                self._refused[text] = refused
 
     def _window(self, node: Any) -> PlanColumn:
         if not node.args.get("partition_by"):
@@ -131,6 +203,27 @@ class SelectGroups:
         column = self._builder.fresh.column(_text(node).lower(), made.type)
         self._relation.plan = WindowNode(plan, tuple(dict.fromkeys(columns[: len(parts)])), ((column, made),))
         return column
+
+
+def _sets_of(item: Any, plain: Sequence[Any]) -> list[list[Any]]:
+    """Return the grouping sets of one item of GROUP BY; `plain` has the keys of GROUP BY ... WITH ROLLUP."""
+    units = [_members(each) for each in item.expressions or plain] if isinstance(item, _SETS) else []
+    if isinstance(item, exp.Rollup):
+        return [list(itertools.chain(*units[:size])) for size in range(len(units), -1, -1)]
+    if isinstance(item, exp.Cube):
+        chosen = itertools.product((True, False), repeat=len(units))
+        picked = itertools.islice(chosen, SETS_MAX + 1)
+        return [list(itertools.chain(*itertools.compress(units, each))) for each in picked]
+    if isinstance(item, exp.GroupingSets):
+        return [one for each in item.expressions for one in _sets_of(each, ())]
+    return [_members(item)]
+
+
+def _members(node: Any) -> list[Any]:
+    """Return the keys of a grouping set: one, or several in parentheses, or none."""
+    if isinstance(node, exp.Tuple):
+        return list(node.expressions)
+    return [node.this] if isinstance(node, exp.Paren) else [node]
 
 
 def sort_key(node: Any, column: PlanColumn) -> SortKey:

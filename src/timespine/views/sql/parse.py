@@ -63,9 +63,13 @@ def parse_query(text: str) -> Query:
     except (SqlglotError, RecursionError) as error:
         raise UnsupportedView(f"the query does not parse: {str(error).splitlines()[0]}") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
-        raise UnsupportedView("a view is one SELECT", (reason_at(trees[0], "this is none", "write a SELECT, or WITH"),))
+        what = f"these are {len(trees)} statements" if len(trees) > 1 else "this is none"
+        raise UnsupportedView("a view is one SELECT", (reason_at(trees[0], what, "write a SELECT, or WITH"),))
     tree = trees[0]
-    forbidden = [*_without_answer(tree)]
+    empty = [each for each in tree.find_all(exp.Select) if not each.expressions]
+    if empty:
+        raise UnsupportedView("the query does not parse", (reason_at(empty[0], "SELECT without columns", "name some"),))
+    forbidden = _without_answer(tree, text)
     if forbidden:
         raise UnsupportedView("the query has no definite answer", tuple(forbidden))
     return Query(text, tree, _tables(tree))
@@ -83,16 +87,50 @@ def _check_first_word(text: str) -> None:
         raise UnsupportedView("a view is one SELECT", (where,))
 
 
-def _without_answer(tree: Any) -> list[Reason]:
+_WRITTEN = {"array_agg": "collect_list", "array_unique_agg": "collect_set"}
+_OF_TIME = {"current_timestamp", "now", "current_date", "curdate", "current_time", "localtimestamp"}
+_OF_ANY_ROW = {"first", "first_value", "last", "last_value", "any_value", "mode"}
+_OF_ANY_ORDER = {"collect_list", "collect_set", "array_agg", "group_concat", "listagg", "string_agg"}
+
+
+def _written_name(node: Any) -> str:
+    """Return the name of a function as users know it; no text for other nodes."""
+    if isinstance(node, exp.Anonymous):
+        return str(node.this).lower()
+    name = str(node.sql_name()).lower() if isinstance(node, exp.Func) else ""
+    return _WRITTEN.get(name, name)
+
+
+def _why_not(name: str) -> tuple[str, str]:
+    """Say why a function has no definite answer, and what to write instead."""
+    if name in _OF_TIME:
+        return "follows the clock, and not the rows of the inputs", (
+            "keep the time in a collection and join it, or filter by the time when you read the view"
+        )
+    if name in _OF_ANY_ROW:
+        return "takes any row of a group", "write min_by or max_by, or put it OVER an ORDER BY"
+    if name in _OF_ANY_ORDER:
+        return "gives values in any order", "sort them: sort_array(collect_list(...)), on Spark"
+    return "gives another answer each time", "leave it out, or store its value in a collection"
+
+
+def _placed(reason: Reason, name: str, text: str) -> Reason:
+    """Find the place of a name that the parser does not know."""
+    found = re.search(rf"\b{name}\b", text, re.IGNORECASE)
+    if reason.line or found is None:
+        return reason
+    line = text.count("\n", 0, found.start()) + 1
+    return replace(reason, line=line, column=found.start() - text.rfind("\n", 0, found.start()))
+
+
+def _without_answer(tree: Any, text: str) -> list[Reason]:
     """List what makes the answer depend on more than the rows of the inputs."""
     found = []
     for node in tree.walk():
-        name = (
-            str(node.this) if isinstance(node, exp.Anonymous) else node.sql_name() if isinstance(node, exp.Func) else ""
-        )
-        if name.lower() in NOT_DETERMINISTIC and not _is_ordered(node):
-            what = f"{name.lower()}() gives another answer each time"
-            found.append(reason_at(node, what, "leave it out, or store its value in a collection", forbidden=True))
+        name = _written_name(node)
+        if name in NOT_DETERMINISTIC and not _is_ordered(node):
+            what, instead = _why_not(name)
+            found.append(_placed(reason_at(node, f"{name}() {what}", instead, forbidden=True), name, text))
         elif isinstance(node, exp.TableSample):
             found.append(reason_at(node, "a sample is another one each time", "leave it out", forbidden=True))
         elif isinstance(node, exp.Version):
@@ -161,17 +199,19 @@ def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]
             if not isinstance(each, exp.Column) or not each.is_star:
                 written[each.alias_or_name.lower()] = each.alias_or_name
         elif not each.is_star:
-            unnamed.append(reason_at(each, f"{each.sql('spark')} has no name", "name it: ... AS name"))
+            unnamed.append(reason_at(each, f"{each.sql('spark')} has no name", "name it: ... AS name", forbidden=True))
     if unnamed:
         raise UnsupportedView("every column of a view needs a name", tuple(unnamed))
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        place = reason_at(first, f"two columns are called {twice[0]}", "name one of them differently with AS")
+        what = f"two columns are called {twice[0]}"
+        place = reason_at(first, what, "name one of them differently with AS", forbidden=True)
         raise UnsupportedView("the columns of a view need different names", (place,))
     reserved = [name for name in names if is_reserved(name)]
     if reserved:
         what = f"the name {reserved[0]} is that of a column of updates or change feeds"
         raise UnsupportedView(
-            "the columns of a view need names of their own", (reason_at(first, what, "use another name with AS"),)
+            "the columns of a view need names of their own",
+            (reason_at(first, what, "use another name with AS", forbidden=True),),
         )
     return [written.get(name, name) for name in names]

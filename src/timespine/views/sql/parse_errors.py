@@ -85,6 +85,11 @@ def name_reason(error: Exception, tree: Any, inputs: Mapping[str, pa.Schema]) ->
     if text.startswith("Cannot automatically join: "):
         column = text.removeprefix("Cannot automatically join: ")
         return reason_at(None, f"USING ({column}) needs the column on both sides", _there(tree, inputs, None))
+    if text.startswith("Unknown output column: "):
+        select = tree.find(exp.Select)
+        number = len(select.expressions) if select is not None else 0
+        what = f"there is no column {text.removeprefix('Unknown output column: ')} of SELECT"
+        return reason_at(tree.find(exp.Group, exp.Order), what, f"it has {number}: write their names")
     return Reason(0, 0, text, "look at the names")
 
 

@@ -14,7 +14,18 @@ from timespine.columnar.schema.types import parse_type
 from timespine.errors import UsageError
 from timespine.views.engine.lowering import Declined, fold_constant
 from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Literal, columns_of
-from timespine.views.sql.functions import BIGINT, DATE, DOUBLE, INT, TEXT, NotListed, call, explicit_cast
+from timespine.views.sql.functions import (
+    BIGINT,
+    DATE,
+    DOUBLE,
+    INT,
+    TEXT,
+    NotListed,
+    call,
+    cast,
+    common_type,
+    explicit_cast,
+)
 from timespine.views.sql.reasons import NoRule, check_args, refuse
 from timespine.views.sql.spark_types import SparkTypes
 
@@ -140,10 +151,13 @@ class Scalars:
             return _date_of(inner) if isinstance(node, exp.TsOrDsToDate) else inner
         if isinstance(node, exp.Literal | exp.Boolean | exp.Null):
             return literal(node)
+        if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
+            return literal(node.this, sign="-")
         if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
             return _plus_interval(go(node.this), node.expression, -1 if isinstance(node, exp.Sub) else 1)
         if type(node) in _BINARY:
             one, two = go(node.this), go(node.expression)
+            _check_constants(node, one, two)
             made = call(_BINARY[type(node)], *_dates_of_texts(one, two))
             return call("not", made) if node.args.get("negate") else made
         if type(node) in _UNARY:
@@ -151,11 +165,7 @@ class Scalars:
         if isinstance(node, exp.Is):
             return self._is(node)
         if isinstance(node, exp.In) and node.expressions:
-            tests = [call("=", *_dates_of_texts(go(node.this), go(each))) for each in node.expressions]
-            whole = tests[0]
-            for each in tests[1:]:
-                whole = call("or", whole, each)
-            return whole
+            return self._in(node)
         if isinstance(node, exp.Between):
             low, high = (_dates_of_texts(go(node.this), go(node.args[end])) for end in ("low", "high"))
             return call("and", call(">=", *low), call("<=", *high))
@@ -197,6 +207,16 @@ class Scalars:
             return call("is null", self.translate(node.this))
         return call("<=>", self.translate(node.this), self.translate(node.expression))
 
+    def _in(self, node: Any) -> Expression:
+        """Compare with each of some values, all in one type."""
+        tested = self.translate(node.this)
+        values = [_dates_of_texts(tested, self.translate(each))[1] for each in node.expressions]
+        to = common_type([tested, *values])
+        whole = call("=", cast(tested, to), cast(values[0], to))
+        for each in values[1:]:
+            whole = call("or", whole, call("=", cast(tested, to), cast(each, to)))
+        return whole
+
     def _case(self, node: Any) -> Expression:
         go = self.translate
         args: list[Expression] = []
@@ -212,20 +232,22 @@ class Scalars:
             to = parse_type(node.to.sql("spark").lower())
         except UsageError:
             raise NotListed(f"CAST to {node.to.sql('spark')}") from None
+        if pa.types.is_timestamp(to):
+            raise NotListed("CAST to a timestamp")
         if isinstance(inner, Literal) and inner.type == TEXT and to == DATE:
             return _date_of(inner)
         return explicit_cast(inner, to)
 
 
-def literal(node: Any) -> Expression:
-    """Return a constant, with the type that Spark gives it."""
+def literal(node: Any, sign: str = "") -> Expression:
+    """Return a constant, with the type that Spark gives it; a sign right before it is part of it."""
     if isinstance(node, exp.Null):
         return Literal(None, pa.null())
     if isinstance(node, exp.Boolean):
         return Literal(bool(node.this), pa.bool_())
     if node.is_string:
         return Literal(node.this, TEXT)
-    text = str(node.this)
+    text = sign + str(node.this)
     if "e" in text.lower():
         return Literal(float(text), DOUBLE)
     if "." in text:
@@ -234,9 +256,18 @@ def literal(node: Any) -> Expression:
         scale = -int(digits.exponent)
         return Literal(value, pa.decimal128(max(len(digits.digits), scale), scale))
     number = int(text)
-    if abs(number) > (1 << 63) - 1:
-        return Literal(Decimal(number), pa.decimal128(len(text), 0))
-    return Literal(number, INT if abs(number) < 1 << 31 else BIGINT)
+    if not -(1 << 63) <= number < 1 << 63:
+        return Literal(Decimal(number), pa.decimal128(len(text.lstrip("-")), 0))
+    return Literal(number, INT if -(1 << 31) <= number < 1 << 31 else BIGINT)
+
+
+def _check_constants(node: Any, one: Expression, two: Expression) -> None:
+    """Refuse a constant expression beside a decimal: Spark counts the digits of constants only as they are written."""
+    for part, made, other in ((node.this, one, two), (node.expression, two, one)):
+        if isinstance(made, Literal) and isinstance(made.value, int) and pa.types.is_decimal(other.type):
+            inner = part.unnest()
+            if not isinstance(inner.this if isinstance(inner, exp.Neg) else inner, exp.Literal):
+                raise NotListed(f"a constant expression beside a decimal: write {made.value}")
 
 
 def _date_of(expression: Expression) -> Expression:
@@ -260,16 +291,16 @@ def _dates_of_texts(one: Expression, two: Expression) -> tuple[Expression, Expre
 
 def _plus_interval(date: Expression, interval: Any, sign: int) -> Expression:
     """Add a constant interval to a date."""
-    if date.type == TEXT:
-        raise NotListed("a text plus an interval")
+    if date.type != DATE:
+        raise NotListed(f"{date.type} plus an interval")
     unit = str(interval.args.get("unit") or "").upper().removesuffix("S")
     if not isinstance(interval.this, exp.Literal) or not str(interval.this.this).lstrip("-").isdigit():
         raise NotListed("an interval that is no whole constant")
     number = sign * int(interval.this.this)
     if unit in ("DAY", "WEEK"):
         return call("add days", date, Literal(number * (7 if unit == "WEEK" else 1), INT))
-    if unit in ("MONTH", "YEAR", "QUARTER"):
-        return call("add months", date, Literal(number * {"MONTH": 1, "YEAR": 12, "QUARTER": 3}[unit], INT))
+    if unit in ("MONTH", "YEAR"):
+        return call("add months", date, Literal(number * {"MONTH": 1, "YEAR": 12}[unit], INT))
     raise NotListed(f"an interval of {unit.lower() or 'no unit'}")
 
 
