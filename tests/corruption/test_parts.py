@@ -9,6 +9,7 @@ import pytest
 import thrift
 from stored_part import KEY, SCHEMA, Bytes, check_same, encoded, opened, part_of, rows
 
+from timespine.columnar.parts.copied_groups import join_row_groups, row_groups
 from timespine.columnar.parts.footer import Footer, hash_of
 from timespine.columnar.parts.part_reader import open_part
 from timespine.config import DEFAULT
@@ -349,3 +350,19 @@ def test_any_byte_of_a_column_chunk_may_be_hostile():
             refused += 1
         assert time.monotonic() - started < PATIENCE_S
     assert refused
+
+
+def test_every_flipped_byte_of_copied_row_groups_is_found():
+    first, second = (groups_of(encoded(rows(40), config=CONFIG), group) for group in (0, 1))
+    made = join_row_groups([first, second], "orders", 3, "p1", CONFIG)
+    check_same(opened(made, config=CONFIG).read(), TABLE)
+    for place in range(len(made.data)):
+        broken = bytearray(made.data)
+        broken[place] ^= 1 << place % 8
+        with pytest.raises(CorruptionError):
+            opened(made, config=CONFIG, fetch=Bytes(bytes(broken))).verify()
+
+
+def groups_of(made, group):
+    """One row group of a part, to be copied."""
+    return row_groups(opened(made, config=CONFIG), made.meta).take(range(group, group + 1))

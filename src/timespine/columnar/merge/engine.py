@@ -3,9 +3,10 @@
 What no other input touches is not rewritten. Parts are put side by side in the
 order of their bounds, those inside hollow runs too (`stretches`). A part whose rows
 no other part can have is passed through by reference, and every stretch of overlapping
-parts is merged as a stream: chunks are read ahead, merged, and encoded and uploaded in
-threads of their own. So the rows that a merge writes follow the ranges of keys that
-more than one input touches. Lists of parts are written anew: about a KiB per part.
+parts is merged: around few changes to a long run (`around_changes`), or as a stream. Chunks
+are read ahead, merged, and encoded and uploaded in threads of their own. So the rows that a merge
+writes follow the ranges of keys that more than one input touches. Lists of parts are written anew: about a KiB per
+part.
 
 A merge of everything from the first time on gives two runs: what is live, and the past, whose rows add up to zero
 (`past_rows`). Past runs of the inputs are merged with each other and with what has become past, never with what is

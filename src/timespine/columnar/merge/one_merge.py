@@ -13,8 +13,10 @@ from itertools import groupby
 import msgspec
 import pyarrow as pa
 
+from timespine.columnar.merge.around_changes import PassedPart, PlanItem, is_cut_by_bounds, merge_groups, plan_around
 from timespine.columnar.merge.past_rows import can_split, split_past, time_at_or_after_all
-from timespine.columnar.merge.plan import InputPart, Stretch, stretches
+from timespine.columnar.merge.plan import InputPart, Stretch, is_from, is_until, stretches
+from timespine.columnar.parts.copied_groups import RowGroups
 from timespine.columnar.parts.inline_part import InlineRule
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_list_tree import Counters, delete_keys, rows_in
@@ -206,6 +208,10 @@ class RunMerge:
             if stretch.passed is not None:
                 self._pass(self.live, stretch.passed)
                 continue
+            items = self._plan_around_changes(stretch)
+            if items is not None:
+                latest += self._merge_around_changes(items, becomes)
+                continue
             merged = self._delegate_merge(stretch)
             if merged is not None:
                 self.live.refer(merged.live)
@@ -213,18 +219,65 @@ class RunMerge:
                     becomes.refer(merged.past)
                     latest += [known_meta(part.meta).max_time for part in merged.past]
                 continue
-            if not self.splits:
-                for table in self._merge_stretch(stretch):
-                    self.live.add(table)
-                continue
-            for live, past in split_past(self._merge_stretch(stretch), self.schema, self.config.merge_bytes // LIGHT):
-                self.live.add(live)
-                becomes.add(past)
-                latest += [time_at_or_after_all(past, self.schema)] if past.num_rows else []
+            latest += self._add_live(self._merge_stretch(stretch), becomes)
         if self.has_past:
             self._keep_newly_past(latest)
         else:
             self._reach(*latest)
+
+    def _add_live(self, tables: Iterator[pa.Table], becomes: RunWriter) -> list[Time]:
+        """Add merged rows to the live run, and those that are past to another one; return times of the latter."""
+        if not self.splits:
+            for table in tables:
+                self.live.add(table)
+            return []
+        latest = []
+        for live, past in split_past(tables, self.schema, self.config.merge_bytes // LIGHT):
+            self.live.add(live)
+            becomes.add(past)
+            latest += [time_at_or_after_all(past, self.schema)] if past.num_rows else []
+        return latest
+
+    def _plan_around_changes(self, stretch: Stretch) -> list[PlanItem] | None:
+        """Return how to merge a stretch of a long run and few changes to it; None if it is anything else."""
+        by_run = list(self._by_run(stretch))
+        if not by_run or not can_split(self.schema):
+            return None
+        index, pieces = max(by_run, key=lambda each: sum(piece.part.rows for piece in each[1]))
+        if sum(piece.row_bytes for piece in pieces) <= stretch.row_bytes // 2:
+            return None
+        if stretch.row_bytes - sum(piece.row_bytes for piece in pieces) > self.config.merge_bytes // LIGHT:
+            return None
+        if not all(self._may_pass(piece) for piece in pieces) or not is_cut_by_bounds(pieces):
+            return None
+        others = [source for other, each in by_run if other != index for source in self._sources(other, each)]
+        if not fits_in_memory(others, self.config.merge_bytes):
+            return None
+        tables = list(self._scan(others, pa.concat_tables(stretch.tables) if stretch.tables else None))
+        if not tables:
+            return None
+        return plan_around(
+            pieces,
+            pa.concat_tables(tables).combine_chunks(),
+            self.schema.order_names,
+            lambda piece: self.parts.open(piece.part, self.schema_id, self.schema),
+            part_bytes=self.config.part_bytes,
+            group_rows=self.config.row_group_rows,
+        )
+
+    def _merge_around_changes(self, items: list[PlanItem], becomes: RunWriter) -> list[Time]:
+        """Pass, copy and merge parts and row groups of the live run in their order; return times of past rows."""
+        latest: list[Time] = []
+        for item in items:
+            if isinstance(item, PassedPart):
+                self._pass(self.live, item.piece)
+            elif isinstance(item, RowGroups):
+                self.live.add_groups(item)
+                self._count("merge rows copied", item.rows)
+            else:
+                merged = merge_groups(self.parts, item, self.schema_id, self.wanted, self.config.merge_bytes)
+                latest += self._add_live((table.select(self.names) for table in merged), becomes)
+        return latest
 
     def _keep_newly_past(self, latest: Sequence[Time]) -> None:
         """Make a run of what has become past, in memory if it is little: it is merged with the other past runs."""
@@ -254,7 +307,7 @@ class RunMerge:
         if stretch.tables or self.since is None:
             return False
         metas = [meta_of(piece.part) for piece in stretch.pieces]
-        return all(meta is not None and _is_until(meta.max_time, self.since) for meta in metas) and not any(
+        return all(meta is not None and is_until(meta.max_time, self.since) for meta in metas) and not any(
             piece.part.is_truncated or piece.part.rewrite is not None for piece in stretch.pieces
         )
 
@@ -343,7 +396,7 @@ class RunMerge:
         meta = meta_of(part)
         if meta is None or (self.splits and run.zero_from is None and meta.repeats):
             return False  # what is past in it would stay among what is live
-        return meta.repeats == 0 or meta.min_time == meta.max_time or _is_from(meta.min_time, self.since)
+        return meta.repeats == 0 or meta.min_time == meta.max_time or is_from(meta.min_time, self.since)
 
     def _by_run(self, stretch: Stretch) -> Iterator[tuple[int, list[InputPart]]]:
         """Yield the pieces of a stretch by the run that they are of, each in its order."""
@@ -436,17 +489,3 @@ def _join(times: Iterable[Time]) -> Time | None:
     """Return the least time at or after all of these; None if there are none."""
     coordinates = [max(each) for each in zip(*times, strict=True)]
     return tuple(coordinates) or None
-
-
-def _is_until(times: tuple[int, ...], since: Frontier) -> bool:
-    """Tell whether advancing to since makes all times up to these the same."""
-    least = [min(element[index] for element in since.elements) for index in range(len(times))]
-    return all(time <= bound for time, bound in zip(times, least, strict=True))
-
-
-def _is_from(times: tuple[int, ...], since: Frontier | None) -> bool:
-    """Tell whether times from these on are left as they are by advancing to since."""
-    if since is None:
-        return True
-    least = [min(element[index] for element in since.elements) for index in range(len(times))]
-    return all(time >= bound for time, bound in zip(times, least, strict=True))

@@ -27,6 +27,7 @@ import pyarrow as pa
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.scan.part_access import ROW_BYTES, meta_of
 from timespine.core.batch import Part
+from timespine.model.frontier import Frontier
 
 SMALL = 16
 """The divisor of the size of a full part below which a part is small."""
@@ -179,3 +180,17 @@ def _join_light(found: Iterable[Stretch], light_bytes: int) -> Iterator[Stretch]
         last, last_bytes = stretch, row_bytes
     if last is not None:
         yield last
+
+
+def is_until(times: tuple[int, ...], since: Frontier) -> bool:
+    """Tell whether advancing to since makes all times up to these the same."""
+    least = [min(element[index] for element in since.elements) for index in range(len(times))]
+    return all(time <= bound for time, bound in zip(times, least, strict=True))
+
+
+def is_from(times: tuple[int, ...], since: Frontier | None) -> bool:
+    """Tell whether times from these on are left as they are by advancing to since."""
+    if since is None:
+        return True
+    least = [min(element[index] for element in since.elements) for index in range(len(times))]
+    return all(time >= bound for time, bound in zip(times, least, strict=True))

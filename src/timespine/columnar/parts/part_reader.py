@@ -80,7 +80,7 @@ def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch
     if identity != wanted:
         raise CorruptionError(f"{what} says that it is {identity}, and not {wanted}")
     check_file_schema(parsed, schema, what)
-    return PartReader(part.key, schema, fetch, config, metadata, footer, end)
+    return PartReader(part.key, schema, fetch, config, metadata, footer, end, meta.tail_hash)
 
 
 class PartReader:
@@ -95,6 +95,7 @@ class PartReader:
         metadata: pq.FileMetaData,
         footer: Footer,
         end: int,
+        tail_hash: bytes,
     ) -> None:
         self.key = key
         """The key of the blob."""
@@ -112,6 +113,8 @@ class PartReader:
         self._fetch = fetch
         self._config = config
         self._metadata = metadata
+        self._end = end
+        self._tail_hash = tail_hash
         self._width: int = metadata.num_columns
         self._group_rows = check_groups(metadata, footer, schema, config, self._what)
         self._starts, self._hashes = piece_starts(footer, self.groups, self._width, end, self._what)
@@ -167,6 +170,53 @@ class PartReader:
             filters = self._blooms[group] = self._fetch_verified(piece, piece + 1)
         place = chunk.bloom_filter_offset - self._starts[piece]
         return place < 0 or bloom_probe.may_hold(filters[place : place + chunk.bloom_filter_length], stored)
+
+    def group_ends(self, group: int, column: str) -> tuple[int, int]:
+        """Return the smallest and the largest value of a time or of the diffs in a row group."""
+        statistics = self._metadata.row_group(group).column(self._leaves[column].start).statistics
+        if statistics is None or not statistics.has_min_max:
+            raise CorruptionError(f"the footer of {self._what} has no statistics of {column}")
+        return statistics.min, statistics.max
+
+    # What a copy of row groups needs.
+
+    def chunk_pieces(self, groups: range) -> range:
+        """Return the places of the column chunks of adjacent row groups among the pieces of the file."""
+        return range(groups.start * self._width, groups.stop * self._width)
+
+    def bloom_pieces(self, groups: range) -> range:
+        """Return the places of their Bloom filters; none if the part has none."""
+        first = self.groups * self._width
+        return range(first + groups.start, first + groups.stop) if self.footer.blooms else range(first, first)
+
+    def piece_bytes(self, pieces: range) -> tuple[int, int]:
+        """Return where adjacent pieces start and stop in the file."""
+        return self._starts[pieces.start], self._starts[pieces.stop]
+
+    def piece_hashes(self, pieces: range) -> list[tuple[int, bytes]]:
+        """Return the lengths and the hashes of pieces."""
+        return [
+            (self._starts[piece + 1] - self._starts[piece], self._hashes[HASH_BYTES * piece : HASH_BYTES * (piece + 1)])
+            for piece in pieces
+        ]
+
+    def fetch_pieces(self, pieces: range) -> bytes:
+        """Return the bytes of adjacent pieces, each compared with its hash."""
+        return self._fetch_verified(pieces.start, pieces.stop)
+
+    def fetch_page_indexes(self) -> tuple[int, bytes]:
+        """Return where the page indexes start in the file, and their bytes."""
+        last = len(self._starts) - 2
+        return self._starts[last], self._fetch_verified(last, last + 1)
+
+    def fetch_footer(self) -> bytes:
+        """Return the bytes of the footer."""
+        stop = self._end + int(self._metadata.serialized_size)
+        footer = _fetch_exactly(self._fetch, self._end, stop, self.key)
+        tail = footer + len(footer).to_bytes(4, "little") + MAGIC
+        if hash_of(tail) != self._tail_hash:
+            raise CorruptionError(f"the footer of {self._what} is not the one that the state knows")
+        return footer
 
     def ranges(self, groups: Sequence[int], columns: Sequence[str]) -> list[tuple[int, int]]:
         """Return the bytes that `read` fetches for some row groups, ascending, one range per request."""

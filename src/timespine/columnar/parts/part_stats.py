@@ -13,7 +13,7 @@ with the encoding of `columnar.kernels.key_encoding`, under the schema that wrot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated
 
@@ -285,15 +285,31 @@ def _trim(
     stats_always_keep: StatsToKeep,
     trimmed: list[int] | None,
 ) -> dict[int, Range]:
+    """Return the ranges of the columns of a table that fit."""
+    first, *_ = schema.order_names
+    ranges = {
+        name: column_range(table.column(name), bound_bytes, ascending=sorted and name == first)
+        for name in schema.order_names
+    }
+    return keep_within_budget(schema, ranges, budget, stats_always_keep, trimmed)
+
+
+def keep_within_budget(
+    schema: Schema,
+    ranges: Mapping[str, Range],
+    budget: int,
+    stats_always_keep: StatsToKeep,
+    trimmed: list[int] | None,
+) -> dict[int, Range]:
     """Return the ranges that fit: first those that must be kept, then by the order of columns, keys before values."""
     must: list[str] = []
     may: list[str] = []
     for name in schema.order_names:
-        (must if stats_always_keep.keeps(name) else may).append(name)
+        if name in ranges:
+            (must if stats_always_keep.keeps(name) else may).append(name)
     kept: dict[int, Range] = {}
     for place, name in enumerate(must + may):
-        ascending = sorted and name == schema.order_names[0]
-        field, its = schema.field(name).id, column_range(table.column(name), bound_bytes, ascending=ascending)
+        field, its = schema.field(name).id, ranges[name]
         size = len(_ENCODER.encode(field)) + len(_ENCODER.encode(its))
         if place < len(must) or size <= budget:
             kept[field] = its

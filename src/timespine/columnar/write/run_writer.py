@@ -18,15 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from types import TracebackType
 
 import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.parts.copied_groups import RowGroups
 from timespine.columnar.parts.inline_part import InlineRule
 from timespine.columnar.parts.part_list_tree import Counters, Levels, add_to_counter, delete_keys
 from timespine.columnar.write.chain_runs import chain_non_overlapping
-from timespine.columnar.write.update_buffer import Buffer
+from timespine.columnar.write.update_buffer import OVER, Buffer
 from timespine.columnar.write.upload import StoredPart, Upload, Uploads, UploadTarget
 from timespine.core.batch import Order, Part, Run
 from timespine.errors import UsageError
@@ -68,6 +70,9 @@ class RunWriter:
         self._is_sorted = is_sorted
         self._uploads = Uploads(config.outstanding_parts, pool, counters, target.clock)
         self._buffer = Buffer(config.part_bytes)
+        self._mixed: list[pa.Table | RowGroups] = []
+        """What the next part is made of if it has row groups that are copied; then the buffer is empty."""
+        self._mixed_bytes = 0
         self._levels: Levels[Upload | StoredPart] = Levels(run_parts or config.run_parts, self._put_list)
         self._pieces: list[Upload | list[StoredPart]] = []
         self._part_keys: list[str] = []
@@ -78,7 +83,7 @@ class RunWriter:
     @property
     def rows(self) -> int:
         """Return the number of buffered updates whose upload has not begun."""
-        return self._buffer.rows
+        return self._buffer.rows + sum(int(each.num_rows) for each in self._mixed if isinstance(each, pa.Table))
 
     @property
     def keys(self) -> list[str]:
@@ -97,10 +102,34 @@ class RunWriter:
         if table.num_rows == 0:
             return False
         with self._all_or_failed():
+            if self._mixed and self._mixed_bytes + table.nbytes <= self._target.config.part_bytes:
+                self._mixed.append(table)
+                self._mixed_bytes += table.nbytes
+                return False
+            self._send_mixed()
             full = self._buffer.push(table)
             for part in full:
                 self._send(part)
         return bool(full)
+
+    def add_groups(self, groups: RowGroups) -> None:
+        """Add row groups of a stored part, which come after the added rows, and whose bytes are copied."""
+        assert self._is_sorted, "rows in any order are sorted part by part"
+        with self._all_or_failed():
+            if self._buffer.rows:
+                rest = self._buffer.drain()
+                self._mixed, self._mixed_bytes = [rest], rest.nbytes
+            part_bytes = self._target.config.part_bytes
+            while self._mixed_bytes + sum(groups.sizes) > part_bytes + part_bytes // OVER:
+                ends = accumulate(groups.sizes, initial=self._mixed_bytes)
+                count = max(sum(end <= part_bytes for end in ends) - 1, 0 if self._mixed else 1)
+                self._mixed += [groups.take(groups.groups[:count])] if count else []
+                self._send_mixed()
+                if count == len(groups.groups):
+                    return
+                groups = groups.take(groups.groups[count:])
+            self._mixed.append(groups)
+            self._mixed_bytes += sum(groups.sizes)
 
     def refer(self, parts: Sequence[Part], *, is_hidden: bool = False) -> None:
         """Append references to stored parts, which are sorted and come after the added rows.
@@ -136,6 +165,7 @@ class RunWriter:
     def abort(self) -> int:
         """Stop, and delete the blobs of this writer; return how many could not be deleted."""
         self._buffer = Buffer(self._target.config.part_bytes)
+        self._mixed, self._mixed_bytes = [], 0
         self._uploads.cancel()
         # Not in the pool, whose shutdown may be the cause of the abort.
         left = delete_keys(self.keys, self._target.blob, None)
@@ -166,18 +196,31 @@ class RunWriter:
 
     def _flush(self) -> None:
         """Send the buffered rows."""
+        self._send_mixed()
         if self._buffer.rows:
             self._send(self._buffer.drain())
 
+    def _send_mixed(self) -> None:
+        """Begin to upload a part with row groups that are copied, if there are any."""
+        held, self._mixed, self._mixed_bytes = self._mixed, [], 0
+        if any(isinstance(each, RowGroups) for each in held):
+            self._begin(lambda name: partial(self._target.send_groups, name, held))
+        elif held:
+            self._send(pa.concat_tables(held))
+
     def _send(self, table: pa.Table, *, is_consolidated: bool = False) -> None:
         """Begin to upload a part."""
-        name = self._fresh("p")
-        self._part_keys.append(self._target.key(name))
-        self._has_parts = True
         held = [table]
         del table
         is_consolidated |= self._is_sorted
-        upload = self._uploads.start(partial(self._target.send_part, name, held, is_consolidated=is_consolidated))
+        self._begin(lambda name: partial(self._target.send_part, name, held, is_consolidated=is_consolidated))
+
+    def _begin(self, work: Callable[[str], Callable[[], StoredPart | None]]) -> None:
+        """Begin to upload a part, given what does it for the name of the part."""
+        name = self._fresh("p")
+        self._part_keys.append(self._target.key(name))
+        self._has_parts = True
+        upload = self._uploads.start(work(name))
         if self._is_sorted:
             self._levels.push(upload)
         else:

@@ -17,15 +17,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_upper
+from timespine.columnar.parts.copied_groups import RowGroups, join_row_groups, row_groups
 from timespine.columnar.parts.part_list_tree import Counters, add_to_counter, cover, hollow_part
+from timespine.columnar.parts.part_reader import open_part
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, Ends, PartMeta, known_meta
-from timespine.columnar.parts.part_writer import encode_part
+from timespine.columnar.parts.part_writer import EncodedPart, encode_part
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.batch import Part
@@ -117,24 +120,60 @@ class UploadTarget:
         table = pa.Table.from_arrays([table.column(name) for name in wanted.names], schema=wanted)
         config = self.config
         encoded = encode_part(table, self.schema, self.schema_id, self.collection, name, config, is_sorted=is_sorted)
-        meta, ends = encoded.meta, encoded.ends
+        ends = encoded.ends
         first, last = (b"", AFTER_ALL) if ends is None else self._with_times(table, ends)
+        truncated = sum(len(row) > config.bound_bytes for row in ends or ())
+        del table
+        stored = self._put_part(name, encoded, started)
+        stored.counts["bounds truncated"] = truncated
+        return replace(stored, first=first, last=last)
+
+    def send_groups(self, name: str, held: list[pa.Table | RowGroups]) -> StoredPart:
+        """Put row groups of other parts and new rows, in order, as a part. The pieces are taken out of the list."""
+        started = self.clock()
+        spans: list[RowGroups] = []
+        for is_copied, pieces in groupby(held, key=lambda each: isinstance(each, RowGroups)):
+            if is_copied:
+                spans += pieces
+            else:
+                spans.append(self._encode_groups(name, pa.concat_tables(pieces).combine_chunks()))
+        held.clear()
+        return self._put_part(name, join_row_groups(spans, self.collection, self.schema_id, name, self.config), started)
+
+    def _encode_groups(self, name: str, table: pa.Table) -> RowGroups:
+        """Encode rows as row groups of about the usual size: the remainder is no small row group of its own."""
+        wanted = self.schema.update_arrow
+        table = pa.Table.from_arrays([table.column(name) for name in wanted.names], schema=wanted)
+        count = max(1, round(table.num_rows / self.config.row_group_rows))
+        config = replace(self.config, row_group_rows=-(-table.num_rows // count))
+        encoded = encode_part(table, self.schema, self.schema_id, self.collection, name, config)
+        data = encoded.data
+        part = Part(self.key(name), encoded.rows, len(data), encoded.diff_sum, meta=encoded.meta.encode())
+        reader = open_part(
+            part, self.collection, self.schema, self.schema_id, lambda start, stop: data[start:stop], config
+        )
+        groups = row_groups(reader, encoded.meta)
+        if groups is None:
+            raise AssertionError("a Parquet file is not laid out as it always was")
+        return groups
+
+    def _put_part(self, name: str, encoded: EncodedPart, started: float) -> StoredPart:
+        """Put an encoded part."""
+        meta = encoded.meta
         counts: dict[str, float] = {
             "parts": 1,
             "rows": encoded.rows,
             "part bytes": len(encoded.data),
-            "bounds truncated": sum(len(row) > config.bound_bytes for row in ends or ()),
             "bounds omitted": (meta.lower is None) + (meta.upper is None),
             "column statistics trimmed": meta.trimmed(self.schema),
             "column statistics trimmed bytes": encoded.trimmed_bytes,
         }
-        del table
         encoded_at = self.clock()
         counts["put retries"] = self.put(self.key(name), encoded.data)
         counts["encode seconds"] = encoded_at - started
         counts["put seconds"] = self.clock() - encoded_at
         part = Part(self.key(name), encoded.rows, len(encoded.data), encoded.diff_sum, meta=meta.encode())
-        return StoredPart(part, meta, first, last, counts)
+        return replace(StoredPart.of(part), counts=counts)
 
     def send_list(self, name: str, children: Sequence[StoredPart]) -> StoredPart:
         """Put a list of parts as a hollow run."""
