@@ -12,7 +12,8 @@ import pytest
 import timespine as ts
 from timespine.arrangement.follow import begin
 from timespine.arrangement.spine.spine import Spine
-from timespine.client.engine_interface import arranged_rows, handle_of
+from timespine.client.engine_interface import handle_of
+from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.errors import Determinate, SinceError, UsageError
 
