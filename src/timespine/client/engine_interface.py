@@ -11,7 +11,7 @@ else of the client.
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
                  LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
                  repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read
-    preparing    PreparedRows; refuse_missing, upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
+    preparing    PreparedRows; upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
     deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
                  other commits; delta_of, at_time, negate_diffs, parse_keys, restrict_columns; upsert_delta,
@@ -48,7 +48,7 @@ from timespine.client.read.holds import CriticalHold, take_critical
 from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
-from timespine.client.row_args import parse_keys, refuse_missing, restrict_columns
+from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
 from timespine.client.write.append import append_step
@@ -271,7 +271,6 @@ __all__ = [
     "part_access_of",
     "read_current",
     "read_schema_of",
-    "refuse_missing",
     "repeat_by_diff",
     "replace_delta",
     "restrict_columns",
