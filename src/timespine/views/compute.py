@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,12 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.engine_interface import (
+    CatalogEntry,
     CollectionHandle,
     ReadOptions,
     Store,
     catalog_entries,
-    handle_of,
+    open_entry,
     open_snapshot,
     restrict_to_keys,
 )
@@ -162,15 +163,20 @@ def used_columns(plan: Plan) -> dict[str, set[str]]:
     return used
 
 
-def input_handles(store: Store, definition: ViewDefinition) -> dict[str, CollectionHandle]:
-    """Return the handles of the inputs by their names in the text; raise a UsageError if one was dropped."""
-    names = {entry.id: name for name, entry in catalog_entries(store).items()}
-    handles = {}
+def input_handles(
+    store: Store, definition: ViewDefinition, entries: Mapping[str, CatalogEntry] | None = None
+) -> dict[str, CollectionHandle]:
+    """Return the handles of the inputs by their names in the text; raise a UsageError if one was dropped.
+
+    `entries` is the catalog, if the caller has read it.
+    """
+    entries = catalog_entries(store) if entries is None else entries
+    names = {entry.id: name for name, entry in entries.items()}
     for each in definition.inputs:
         if each.id not in names:
             raise dropped_input(each.name)
-        handles[each.name] = handle_of(store.collection(names[each.id]))
-    return handles
+    named = ((each.name, names[each.id]) for each in definition.inputs)
+    return {text_name: open_entry(store, name, entries[name]) for text_name, name in named}
 
 
 def _named_columns(

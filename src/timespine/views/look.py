@@ -9,7 +9,8 @@ from __future__ import annotations
 from timespine.client.engine_interface import CatalogEntry, CollectionHandle, Store, catalog_entries, open_entry
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import State
-from timespine.views.definition import ViewDefinition, dropped_input
+from timespine.views.compute import input_handles
+from timespine.views.definition import ViewDefinition
 from timespine.views.registry import definitions_in, view_among
 
 
@@ -49,10 +50,7 @@ class RefreshLook:
 
     def inputs(self, definition: ViewDefinition) -> dict[str, CollectionHandle]:
         """Return the handles of the inputs by their names in the text; raise a UsageError if one was dropped."""
-        for each in definition.inputs:
-            if not self.has(each.id):
-                raise dropped_input(each.name)
-        return {each.name: self.open(each.id) for each in definition.inputs}
+        return input_handles(self._store, definition, self.entries)
 
     def state(self, handle: CollectionHandle) -> State:
         """Return the state of a collection at this look."""
