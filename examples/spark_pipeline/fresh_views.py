@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def fresh_views(pipeline: Pipeline, store: Store, log: Path) -> None:
         store.view(name, sql=sql)
     refreshes = 0
 
-    def count(done: dict[str, object]) -> None:
+    def count(done: Mapping[str, object]) -> None:
         nonlocal refreshes
         refreshes += 1
 

@@ -23,19 +23,6 @@ KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double"}
 
 
-@pytest.fixture
-def store(tmp_path):
-    with ts.open(str(tmp_path / "store")) as made:
-        yield made
-
-
-@pytest.fixture
-def orders(store):
-    made = store.create("orders", key=KEY, value=VALUE, timeline="counter")
-    made.append([{"id": n, "customer": "ab"[n % 2], "total": float(n)} for n in range(10)])
-    return made
-
-
 def rows(table):
     return sorted(table.to_pylist(), key=str)
 

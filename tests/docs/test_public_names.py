@@ -8,19 +8,6 @@ import timespine
 
 CLASSES = [name for name in timespine.__all__ if inspect.isclass(getattr(timespine, name))]
 
-UNTYPED = {
-    "Rows.to_spark": "Spark is not installed everywhere, and classic and Connect sessions are two classes",
-    "Rows.to_pylist": "values of rows are of any type",
-    "ViewVerbs.view": "views are the layer above, and so is Spark: the result is a timespine.views.View",
-    "ViewVerbs.refresh": "the results are timespine.views.Refreshed by name",
-    "ViewVerbs.sql": "the result is a timespine.views.StatementResult",
-    "ViewVerbs.follow": "the result is a timespine.views.Following",
-    "OpenArrangement.get": "values of rows are of any type",
-    "OpenArrangement.get_one": "values of rows are of any type",
-    "Inspection.to_dict": "values of JSON are of any type",
-}
-"""Public names whose hints have Any, and why."""
-
 INSIDES = {
     "Store": {"engine", "handles", "heart", "maintenance", "adopt", "check_replaceable", "set_retention", "compact"},
     "Rows": {"only", "untouched", "slices", "extent", "tally", "columns_of", "restrict_to", "parts"},
@@ -49,7 +36,7 @@ def test_every_public_name_has_a_docstring_that_begins_with_a_word(name):
 @pytest.mark.parametrize("name", CLASSES)
 def test_no_hint_of_a_public_method_is_any(name):
     for member, function in members(name):
-        if member in UNTYPED or function.__name__ == "<lambda>":
+        if function.__name__ == "<lambda>":
             continue
         given = inspect.signature(function)
         hints = [str(each.annotation) for each in given.parameters.values()] + [str(given.return_annotation)]

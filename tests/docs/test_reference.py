@@ -24,8 +24,9 @@ GROUPS = {
     "Reading": "Rows Snapshot Changes Updates Contents MultiSnapshot Hold CriticalHold",
     "Following": "ChangeFeed FeedEvent CommitStream CommitEvent ArrangementHold OpenArrangement",
     "Conditions and shapes": "col Column Predicate Schema Field Frontier Description",
-    "Arguments": "RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike DurationLike "
-    "RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity",
+    "Arguments": "Value Row RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike "
+    "DurationLike RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity "
+    "ViewPolicy ViewTimes ViewEngine",
     "Operating": "copy CopyResult promote restore RestorePoint RestoreResult fence",
     "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult AppendResult MaintenanceReport Retention",
     "Looking inside": "Inspection BatchInfo PartInfo HistoryEntry Amplification examine HealthReport Finding",

@@ -25,8 +25,14 @@ class ArrowStream(Protocol):
         """Return a capsule of the stream."""
 
 
+Value: TypeAlias = Any
+"""A value of a column as Python has it. Its type is that of the column, so no type says more."""
+
+Row: TypeAlias = dict[str, Value]
+"""A row as Python has it: its values by column."""
+
 RowsLike: TypeAlias = (
-    "Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table | pa.RecordBatch | pa.RecordBatchReader"
+    "Sequence[Mapping[str, Value]] | Mapping[str, Value] | pa.Table | pa.RecordBatch | pa.RecordBatchReader"
     " | pl.DataFrame | pl.LazyFrame | pd.DataFrame | DataFrame | ArrowStream"
 )
 """Rows: dictionaries, a dictionary of columns, Arrow data, a frame of Polars, pandas or Spark."""
@@ -37,7 +43,7 @@ KeyLike: TypeAlias = Mapping[str, TypeLike] | Sequence[str] | str
 SchemaLike: TypeAlias = "Schema | pa.Schema | str | StructType"
 """All columns: a text such as "id bigint, name string", an Arrow schema, a StructType of Spark, or a `Schema`."""
 
-SetLike: TypeAlias = "Mapping[str, Any]"
+SetLike: TypeAlias = Mapping[str, Value]
 """New values by column: a value of Python, another column as `col(name)`, or a Polars expression."""
 
 Timeline = Literal["clock", "counter"]
@@ -51,6 +57,15 @@ IfBehind = Literal["error", "ignore"]
 
 LatePolicy = Literal["refuse", "drop", "move"]
 """The action of a write on late rows."""
+
+ViewPolicy = Literal["auto", "incremental", "incremental_strict", "full"]
+"""How a view is refreshed: from changes where there is a rule, from changes or not at all, or computed again."""
+
+ViewTimes = Literal["refresh", "every"]
+"""The times at which a view is exact: its refresh points, or each time of its inputs."""
+
+ViewEngine = Literal["process", "spark"]
+"""What computes a refresh: this process, or Spark."""
 
 Multiplicity = Literal["rows", "column"]
 """The form of rows that count more than once: repeated by their count, or once with a column of counts."""

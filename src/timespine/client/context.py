@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 from timespine.client.catalog.catalog import CatalogEntry, check_role
 from timespine.client.commit.group_commit import GroupCommitter
@@ -44,6 +44,13 @@ CHANGE_S = 3600.0
 def decode_schema(data: bytes) -> Schema:
     """Decode a schema of a state, once per process."""
     return Schema.decode(data)
+
+
+class Closable(Protocol):
+    """An object that ends with its store."""
+
+    def close(self) -> None:
+        """End it. Twice is fine."""
 
 
 @dataclass(slots=True)
@@ -86,7 +93,7 @@ class StoreContext:
     """The address of its logs that the caller gave, without a password; empty: the descriptor has it."""
     store_id: str = ""
     """The id of the store, if its place has one; otherwise the catalog has it, from the first copy on."""
-    listeners: weakref.WeakKeyDictionary[Any, None] = field(default_factory=weakref.WeakKeyDictionary)
+    listeners: weakref.WeakKeyDictionary[Closable, None] = field(default_factory=weakref.WeakKeyDictionary)
     """The open listeners, in the order in which they began: closing the store closes them. Changed under
     `listening`."""
     listening: Lock = field(default_factory=lambda: Lock("the listeners of this store"))

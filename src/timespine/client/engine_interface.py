@@ -10,9 +10,8 @@ else of the client.
                  milliseconds, with_times: in a column
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
                  LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
-                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read;
-                 arranged_rows gives the rows of keys from an open arrangement
-    preparing    PreparedRows; refuse_missing, upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
+                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read
+    preparing    PreparedRows; upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
     deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
                  other commits; delta_of, at_time, negate_diffs, parse_keys, restrict_columns; upsert_delta,
@@ -32,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
@@ -41,17 +39,16 @@ from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
 from timespine.client.catalog.pending_creates import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import CollectionHandle, StoreContext
+from timespine.client.context import Closable, CollectionHandle, StoreContext
 from timespine.client.lazy_spark import is_spark_frame
 from timespine.client.read.acquire import Hold
-from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.holds import CriticalHold, take_critical
 from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
-from timespine.client.row_args import parse_keys, refuse_missing, restrict_columns
+from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
 from timespine.client.write.append import append_step
@@ -161,7 +158,7 @@ def heads_of(store: Store, ids: Sequence[str]) -> Mapping[str, int | None]:
     return read_heads(store._driver.consensus, ids)
 
 
-def end_with_store(store: Store, each: Any) -> None:
+def end_with_store(store: Store, each: Closable) -> None:
     """Let the end of a store close an object."""
     with store._context.listening:
         store._context.listeners[each] = None
@@ -242,7 +239,6 @@ __all__ = [
     "append_step",
     "append_time",
     "apply_late_policy",
-    "arranged_rows",
     "at_time",
     "begin_refresh",
     "catalog_entries",
@@ -275,7 +271,6 @@ __all__ = [
     "part_access_of",
     "read_current",
     "read_schema_of",
-    "refuse_missing",
     "repeat_by_diff",
     "replace_delta",
     "restrict_columns",

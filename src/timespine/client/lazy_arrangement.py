@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
+from timespine.client.argument_types import Row
 from timespine.client.time_args import TimeLike
 from timespine.model.frontier import Frontier
 
@@ -16,7 +17,7 @@ from timespine.model.frontier import Frontier
 class ArrangementReads(Protocol):
     """Reads of an arrangement as of one time."""
 
-    def get(self, key: Mapping[str, object]) -> list[tuple[dict[str, Any], int]]:
+    def get(self, key: Mapping[str, object]) -> list[tuple[Row, int]]:
         """Return the rows of a key, each with its count."""
 
     def fetch(self, keys: object) -> pa.Table:
@@ -72,10 +73,10 @@ class OpenArrangement(Protocol):
     def label(self) -> str:
         """The columns that rows are arranged by."""
 
-    def get(self, key: object) -> list[dict[str, Any]]:
+    def get(self, key: object) -> list[Row]:
         """Return the rows of a key: a dictionary, a tuple of values in order, or a value of the first column."""
 
-    def get_one(self, key: object) -> dict[str, Any] | None:
+    def get_one(self, key: object) -> Row | None:
         """Return the row of a key that has at most one."""
 
     def fetch(self, keys: object, *, counts: bool = False) -> pa.Table:
@@ -118,6 +119,7 @@ class OpenArrangement(Protocol):
     ) -> None: ...
 
 
-def load_arrange() -> Any:
+def load_arrange() -> Callable[..., OpenArrangement]:
     """Import the function that arranges a collection."""
-    return importlib.import_module("timespine.arrangement.arrangement").arrange
+    arrange: Callable[..., OpenArrangement] = importlib.import_module("timespine.arrangement.arrangement").arrange
+    return arrange

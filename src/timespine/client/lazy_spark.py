@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from types import ModuleType
 
 
-def load_spark_module(module: str) -> Any:
+def load_spark_module(module: str) -> ModuleType:
     """Import a module of `timespine.spark`."""
     return importlib.import_module(f"timespine.spark.{module}")
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from timespine.client.refuse_pickle import OneProcess
 from timespine.errors import OwnedCollection, UsageError
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from timespine.client.argument_types import ViewEngine, ViewPolicy, ViewTimes
     from timespine.client.catalog.catalog import Catalog
     from timespine.client.catalog.retention import RetentionLike
     from timespine.client.time_args import DurationLike, TimeLike
+    from timespine.views.follow.follow_thread import Following
+    from timespine.views.refresh import Refreshed
+    from timespine.views.sql.run_statement import StatementResult
+    from timespine.views.view import View
+
+    FrameFunction = Callable[[Mapping[str, DataFrame]], DataFrame]
+    """A function from the DataFrames of inputs, by name, to that of a view."""
 
 
-def load_views_module(module: str) -> Any:
+def load_views_module(module: str) -> ModuleType:
     """Import a module of `timespine.views`; raise a UsageError that says what to install if sqlglot is not there."""
     try:
         return importlib.import_module(f"timespine.views.{module}")
@@ -36,15 +47,15 @@ class ViewVerbs(OneProcess):
         *,
         sql: str | None = None,
         key: Sequence[str] = (),
-        policy: str = "auto",
-        times: str = "refresh",
+        policy: ViewPolicy = "auto",
+        times: ViewTimes = "refresh",
         retain: RetentionLike = None,
-        spark: Any = None,
-        frame: Any = None,
+        spark: SparkSession | None = None,
+        frame: FrameFunction | None = None,
         inputs: Sequence[str] = (),
         check: bool = True,
         replace: bool = False,
-    ) -> Any:
+    ) -> View:
         """Create a view from a SELECT over collections of this store; without `sql`, open the view of that name.
 
         A view is a collection that only refreshes write. `key` names the columns that identify a row of the result.
@@ -62,21 +73,23 @@ class ViewVerbs(OneProcess):
         if sql is not None and (frame is not None or inputs):
             raise UsageError("a view is a SELECT or a function of DataFrames: give sql, or frame and inputs")
         if sql is None and inputs:
-            return views.create_frame_view(self, name, frame, inputs, key=key, retain=retain, spark=spark)
-        if sql is None:
-            return views.open_view(self, name, spark, frame)
-        return views.create_view(
-            self,
-            name,
-            sql,
-            key=key,
-            policy=policy,
-            times=times,
-            retain=retain,
-            spark=spark,
-            check=check,
-            replace=replace,
-        )
+            made: View = views.create_frame_view(self, name, frame, inputs, key=key, retain=retain, spark=spark)
+        elif sql is None:
+            made = views.open_view(self, name, spark, frame)
+        else:
+            made = views.create_view(
+                self,
+                name,
+                sql,
+                key=key,
+                policy=policy,
+                times=times,
+                retain=retain,
+                spark=spark,
+                check=check,
+                replace=replace,
+            )
+        return made
 
     def views(self) -> list[str]:
         """List the names of all views, sorted."""
@@ -87,16 +100,17 @@ class ViewVerbs(OneProcess):
         names: Sequence[str] | None = None,
         *,
         through: TimeLike | None = None,
-        spark: Any = None,
-        engine: str | None = None,
-    ) -> Any:
+        spark: SparkSession | None = None,
+        engine: ViewEngine | None = None,
+    ) -> dict[str, Refreshed]:
         """Refresh some views, or all, to one time in one commit; return what was done by name.
 
         `engine` is "process" or "spark"; by default the sizes of what changed decide, for each view.
         """
-        return load_views_module("refresh").refresh_together(self, names, through, spark, engine)
+        done: dict[str, Refreshed] = load_views_module("refresh").refresh_together(self, names, through, spark, engine)
+        return done
 
-    def sql(self, text: str, *, spark: Any = None) -> Any:
+    def sql(self, text: str, *, spark: SparkSession | None = None) -> StatementResult:
         """Run a statement about materialized views, and return what it did.
 
         CREATE [OR REPLACE] MATERIALIZED VIEW name [PRIMARY KEY (a, b)]
@@ -104,23 +118,26 @@ class ViewVerbs(OneProcess):
         AS SELECT ...; EXPLAIN [CREATE] MATERIALIZED VIEW ...; REFRESH MATERIALIZED VIEW name [FULL];
         DROP MATERIALIZED VIEW [IF EXISTS] name.
         """
-        return load_views_module("sql.run_statement").run_statement(self, text, spark)
+        done: StatementResult = load_views_module("sql.run_statement").run_statement(self, text, spark)
+        return done
 
     def follow(
         self,
         names: Sequence[str] | None = None,
         *,
         every: DurationLike = 1.0,
-        spark: Any = None,
-        callback: Callable[[Any], object] | None = None,
-    ) -> Any:
+        spark: SparkSession | None = None,
+        callback: Callable[[dict[str, Refreshed]], object] | None = None,
+    ) -> Following:
         """Keep some views, or all, fresh in a thread: it refreshes them as times of their inputs become complete.
 
         Views that share inputs are refreshed together, at most once per `every`. Errors are retried after pauses that
         grow, and shown by `.status()`. `callback` is called after each refresh, with what was done by name. Close the
         result, leave its `with`, or close the store to end it. `view.follow()` does the same in the calling thread.
         """
-        return load_views_module("follow.follow_thread").Following(self, names, every, spark, callback)
+        thread = load_views_module("follow.follow_thread")
+        following: Following = thread.Following(self, names, every, spark, callback)
+        return following
 
     def _drop_view(self, owned: OwnedCollection, *, force: bool) -> bool:
         """Drop a view with its stages; raise the error again if the name is that of no view."""

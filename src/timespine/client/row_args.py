@@ -9,11 +9,12 @@ from itertools import chain
 import polars as pl
 import pyarrow as pa
 
+from timespine.columnar.ingest.key_columns import refuse_missing
 from timespine.columnar.ingest.to_arrow import check_names, to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
-from timespine.errors import InvalidRows, UsageError
+from timespine.errors import UsageError
 from timespine.hints import Hint
 
 
@@ -34,13 +35,6 @@ def column_names_of(rows: object) -> set[str]:
 
 def are_dicts(rows: Sequence[object]) -> bool:
     return all(issubclass(kind, Mapping) for kind in set(map(type, rows)))
-
-
-def refuse_missing(names: Sequence[str], there: set[str]) -> None:
-    """Raise InvalidRows if rows lack one of the columns that identify them."""
-    missing = [name for name in names if name not in there]
-    if missing:
-        raise InvalidRows(f"keys need the columns {', '.join(names)}: {', '.join(missing)} is not there")
 
 
 @lru_cache(maxsize=256)

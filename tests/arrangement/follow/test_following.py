@@ -13,25 +13,13 @@ import timespine as ts
 from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.follow import begin
 from timespine.arrangement.spine.spine import Spine
-from timespine.client.engine_interface import arranged_rows, handle_of
+from timespine.client.engine_interface import handle_of
+from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.errors import Determinate, SinceError, UsageError
 
 KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double"}
-
-
-@pytest.fixture
-def store(tmp_path):
-    with ts.open(str(tmp_path / "store")) as made:
-        yield made
-
-
-@pytest.fixture
-def orders(store):
-    made = store.create("orders", key=KEY, value=VALUE, timeline="counter")
-    made.append([{"id": n, "customer": "ab"[n % 2], "total": float(n)} for n in range(10)])
-    return made
 
 
 def ids(rows):

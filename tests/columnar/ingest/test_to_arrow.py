@@ -13,6 +13,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from ingest_cases import ORDERS, ROWS, TABLE
 
 from timespine.columnar.ingest.update_table import conform_columns, to_arrow, to_update_table
 from timespine.columnar.schema.schema import define, infer
@@ -21,20 +22,6 @@ from timespine.errors import UsageError
 D = decimal.Decimal
 UTC = datetime.UTC
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
-
-ORDERS = define({"id": "int64"}, {"customer": "string", "total": "double", "n": "int16"})
-ROWS = [
-    {"id": 1, "customer": "ann", "total": 1.5, "n": 7},
-    {"id": 2, "customer": None, "total": -0.0, "n": None},
-]
-TABLE = pa.table(
-    {
-        "id": pa.array([1, 2]),
-        "customer": pa.array(["ann", None]),
-        "total": pa.array([1.5, 0.0]),
-        "n": pa.array([7, None], pa.int16()),
-    }
-)
 
 
 def one(type_, value, **more):

@@ -11,26 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ingest_cases import ORDERS, ROWS, TABLE
 
 from timespine.columnar.ingest.update_table import conform_columns, project_rows, source_columns, to_update_table
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 
 D = decimal.Decimal
-
-ORDERS = define({"id": "int64"}, {"customer": "string", "total": "double", "n": "int16"})
-ROWS = [
-    {"id": 1, "customer": "ann", "total": 1.5, "n": 7},
-    {"id": 2, "customer": None, "total": -0.0, "n": None},
-]
-TABLE = pa.table(
-    {
-        "id": pa.array([1, 2]),
-        "customer": pa.array(["ann", None]),
-        "total": pa.array([1.5, 0.0]),
-        "n": pa.array([7, None], pa.int16()),
-    }
-)
 
 
 # --- conform ---

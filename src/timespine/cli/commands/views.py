@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
@@ -13,6 +13,7 @@ from timespine.cli.options import Name, Output, Retain, StorePath, open_store_at
 from timespine.cli.output.destination import OutputFormat, for_document
 from timespine.cli.output.row_writers import write_document, write_done
 from timespine.cli.output.text import fields
+from timespine.client.argument_types import ViewPolicy, ViewTimes
 from timespine.client.lazy_views import load_views_module
 from timespine.errors import UsageError
 
@@ -63,7 +64,13 @@ def create_view_verb(
     text = _text(sql)
     with open_store_at(store, writes_rows=True) as open_store:
         made = open_store.view(
-            name, sql=text, key=to_names(key) or (), policy=policy, times=times, retain=retain, replace=replace
+            name,
+            sql=text,
+            key=to_names(key) or (),
+            policy=cast(ViewPolicy, policy),
+            times=cast(ViewTimes, times),
+            retain=retain,
+            replace=replace,
         )
         done = {"name": name, "id": made.id, "mode": made.definition.mode, "reasons": list(made.definition.reasons)}
         write_done(where, done, lambda: f"{made.explain()}\n")

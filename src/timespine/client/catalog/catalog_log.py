@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Mapping
 
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
 from timespine.core.protocols.session import Session, pause_ms, retry, retry_determinate
@@ -46,7 +46,7 @@ def truncate_catalog(below: int) -> Protocol[None]:
         yield Truncate(LOG, below)
 
 
-def _sent_again(session: Session, write: CompareAndSet) -> Protocol[Any]:
+def _sent_again(session: Session, write: CompareAndSet) -> Protocol[Mapping[str, int | None] | None]:
     """Repeat a compare-and-set that may have happened, byte for byte, until storage answers; return the answer.
 
     It names one sequence number, so it cannot happen twice. If it loses, it may have lost to itself: the caller checks.
@@ -54,7 +54,8 @@ def _sent_again(session: Session, write: CompareAndSet) -> Protocol[Any]:
     for attempt in range(session.config.storage_attempts):
         yield Sleep(pause_ms(session.config, attempt))
         try:
-            return (yield write)
+            mismatch: Mapping[str, int | None] | None = yield write
+            return mismatch
         except Unavailable:
             session.count("retries")
     raise Indeterminate("the catalog may or may not have been changed: storage does not answer")

@@ -6,9 +6,10 @@ A transaction that cannot be committed must not disturb the others, so they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from timespine.client.commit.frees_space import is_freeing
+from timespine.client.commit.leader_queue import CallReply
 from timespine.core.group import Answers, CommandTransaction, Refused
 from timespine.errors import CorruptionError, NoSpace, UsageError, VersionError
 
@@ -18,9 +19,11 @@ Replies = tuple[Answers | Refused, ...]
 class Offer(Protocol):
     """A transaction in a group, with room for its reply."""
 
-    item: Any
-    """The transaction."""
-    reply: Any
+    @property
+    def item(self) -> CommandTransaction:
+        """The transaction."""
+
+    reply: CallReply
     error: BaseException | None
 
 

@@ -11,10 +11,13 @@ must delete nothing: its transaction may be committed (tests/client/commit/test_
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 from timespine.client.commit.leader_queue import PendingCall
 from timespine.core.group import Answers, CommandTransaction, Origin, Refused
+
+DraftCalls: TypeAlias = list[PendingCall[Any]]
+"""The calls of some drafts of one kind. Their items are of the class whose method gets them."""
 
 Stages = Generator[CommandTransaction, Answers | Refused, None]
 """A generator that yields transactions to commit, and receives the replies."""
@@ -31,10 +34,10 @@ class Draft(Protocol):
     def collection(self) -> str:
         """The id of the collection that it is for."""
 
-    def stages(self, group: list[PendingCall[Any]]) -> Stages:
+    def stages(self, group: DraftCalls) -> Stages:
         """Stage all drafts of a group, which are of this kind, and give each its reply or its error."""
 
-    def relay(self, group: list[PendingCall[Any]]) -> Handover | None:
+    def relay(self, group: DraftCalls) -> Handover | None:
         """Return a group of drafts of this kind for another process to commit; None if only this one can."""
 
 
@@ -51,12 +54,16 @@ class Handover(Protocol):
         """Give each draft its reply, by the commit and the first time that the state recorded for them."""
 
 
+QueuedCalls: TypeAlias = list[PendingCall[CommandTransaction | Draft]]
+"""Calls in the queue of a committer."""
+
+
 class StagedDrafts:
     """Drafts of one kind while they are committed: their present transaction, and its reply or error."""
 
     __slots__ = ("_group", "_stages", "error", "item", "reply")
 
-    def __init__(self, group: list[PendingCall[Any]]) -> None:
+    def __init__(self, group: DraftCalls) -> None:
         self._group = group
         self._stages: Stages = group[0].item.stages(group)
         self.item = NOTHING
@@ -88,10 +95,20 @@ class StagedDrafts:
 NOTHING = CommandTransaction(())
 
 
-def stage_by_kind(group: list[PendingCall[Any]]) -> list[StagedDrafts]:
-    """Stage the drafts of a group by their kinds; return those that have a transaction."""
-    by_kind: dict[Hashable, list[PendingCall[Any]]] = {}
+def is_transaction(call: PendingCall[CommandTransaction | Draft]) -> TypeGuard[PendingCall[CommandTransaction]]:
+    """Tell whether a call is a transaction, and no draft."""
+    return isinstance(call.item, CommandTransaction)
+
+
+def drafts_by_kind(group: QueuedCalls) -> list[DraftCalls]:
+    """List the drafts of a group by their kinds."""
+    by_kind: dict[Hashable, DraftCalls] = {}
     for each in group:
         if not isinstance(each.item, CommandTransaction):
             by_kind.setdefault(each.item.kind, []).append(each)
-    return [staged for each in by_kind.values() if (staged := StagedDrafts(each)).advance()]
+    return list(by_kind.values())
+
+
+def stage_by_kind(group: QueuedCalls) -> list[StagedDrafts]:
+    """Stage the drafts of a group by their kinds; return those that have a transaction."""
+    return [staged for each in drafts_by_kind(group) if (staged := StagedDrafts(each)).advance()]

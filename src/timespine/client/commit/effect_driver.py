@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from timespine.core.effects import (
     CompareAndSet,
@@ -34,6 +34,9 @@ from timespine.location.consensus import Consensus, LogWrite
 from timespine.pool import Pool
 
 T = TypeVar("T")
+
+EffectValue: TypeAlias = Any
+"""The result of an effect. Each class of effect says what it is."""
 
 Engine = Callable[[MergeRuns], Protocol[Output]]
 """A function that merges runs: a protocol, so that it may read and write blobs by effects of its own."""
@@ -63,7 +66,7 @@ class Driver:
         self._clock = clock
         self._sleep = sleep
         self._deleters = Pool(DELETES_AT_ONCE, "timespine-delete", "this driver is closed: open the store again")
-        self._perform: dict[type[Effect], Callable[..., Any]] = {
+        self._perform: dict[type[Effect], Callable[..., EffectValue]] = {
             Scan: lambda effect: self.consensus.scan(effect.key, effect.from_seqno, effect.limit),
             CompareAndSet: lambda effect: self.consensus.compare_and_set([LogWrite(*write) for write in effect.writes]),
             Truncate: lambda effect: self.consensus.truncate(effect.key, effect.below),
@@ -84,7 +87,7 @@ class Driver:
     def run(self, protocol: Protocol[T], *, frees_space: bool = False) -> T:
         """Run a protocol to its end; return its result or raise its error. One that frees space may use the reserve."""
         perform = self._perform_with_reserve if frees_space else self._perform_once
-        value: Any = None
+        value: EffectValue = None
         error: Exception | None = None
         while True:
             try:
@@ -97,10 +100,10 @@ class Driver:
             except Exception as raised:
                 value, error = None, raised
 
-    def _perform_once(self, effect: Effect) -> Any:
+    def _perform_once(self, effect: Effect) -> EffectValue:
         return self._perform[type(effect)](effect)
 
-    def _perform_with_reserve(self, effect: Effect) -> Any:
+    def _perform_with_reserve(self, effect: Effect) -> EffectValue:
         """Perform an effect, and once more with the space of the reserve if a small write finds the disk full."""
         try:
             return self._perform_once(effect)

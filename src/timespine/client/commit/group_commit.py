@@ -6,16 +6,16 @@ The leading thread commits the whole queue (`leader_queue`) as one group: eight 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from timespine.client.commit.accept_older_schema import SchemaCheck, offer_checked
-from timespine.client.commit.answer_group import Replies, answer_group
+from timespine.client.commit.answer_group import Offer, Replies, answer_group
 from timespine.client.commit.cross_process_turn import Patience
-from timespine.client.commit.draft import Draft, stage_by_kind
+from timespine.client.commit.draft import Draft, QueuedCalls, is_transaction, stage_by_kind
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
-from timespine.client.commit.leader_queue import LeaderQueue, PendingCall
+from timespine.client.commit.leader_queue import CallReply, LeaderQueue
 from timespine.client.commit.relay import Relay
 from timespine.client.commit.replies import is_fenced, is_turn_taken, require_accepted, with_names
 from timespine.client.commit.shared_session import SharedSession
@@ -159,7 +159,7 @@ class GroupCommitter:
         patience = patience or self.patience()
         return patience.offer(transaction, lambda each: self._line.offer(each, self._lead))
 
-    def offer_draft(self, draft: Draft, collection: str) -> Any:
+    def offer_draft(self, draft: Draft, collection: str) -> CallReply:
         """Stage and commit a draft together with the rest of the queue; return its reply, or raise its error."""
         self._check_collections([collection])
         return self._line.offer(draft, self._lead)
@@ -386,7 +386,7 @@ class GroupCommitter:
         kept = (writer, collection) in self._kept
         return [ExpireCommitter(committer)] if kept else [ExpireWriter(writer), ExpireCommitter(committer)]
 
-    def _lead(self, group: list[PendingCall[CommandTransaction | Draft]]) -> None:
+    def _lead(self, group: QueuedCalls) -> None:
         """Commit the queue as one group: transactions, and drafts once they are staged.
 
         Drafts come first: no transaction of the group can take their times. Answered callers leave before drafts are
@@ -394,7 +394,7 @@ class GroupCommitter:
         """
         group = group if self.relay is None else self.relay.hand_over(self, group)
         drafts = stage_by_kind(group)
-        offers: list[Any] = [*drafts, *(each for each in group if isinstance(each.item, CommandTransaction))]
+        offers: Sequence[Offer] = [*drafts, *filter(is_transaction, group)]
         self.session.count("grouped", max(len(group) - 1, 0))
         while offers:
             self._commit_offers(offers)
@@ -402,7 +402,7 @@ class GroupCommitter:
             if drafts:
                 self._line.notify([each for each in group if each.is_done])
 
-    def _commit_offers(self, offers: list[Any]) -> None:
+    def _commit_offers(self, offers: Sequence[Offer]) -> None:
         """Commit some transactions as one group, and give each its reply or its error."""
         with self._turn:
             answer_group(offers, self._commit_group, lambda: self.session.frozen is not None)

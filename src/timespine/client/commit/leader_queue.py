@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from timespine.errors import Determinate, Indeterminate, UsageError
 from timespine.locks import TICK_MAX_S, TICK_S, QueueSlot
@@ -30,6 +30,9 @@ T = TypeVar("T")
 
 GROUP_MAX = 256
 """Most calls that are done together: it bounds an entry of the log, and the wait of the last in the queue."""
+
+CallReply: TypeAlias = Any
+"""The reply to a call. Each kind of call has its own, and only its caller knows it."""
 
 WAIT_S = 600.0
 """Seconds that a thread waits for a working leader. Storage gives up long before that."""
@@ -45,7 +48,7 @@ class PendingCall(QueueSlot, Generic[T]):
     def __init__(self, item: T, frame: FrameType) -> None:
         super().__init__(frame)
         self.item = item
-        self.reply: Any = None
+        self.reply: CallReply = None
         self.error: BaseException | None = None
         self.is_answered = False
         """Whether its thread may return."""
@@ -61,7 +64,7 @@ class PendingCall(QueueSlot, Generic[T]):
         """Take the call, to do it or to withdraw it; return False if another thread has it."""
         return self.begun.acquire(blocking=False)
 
-    def answer(self) -> Any:
+    def answer(self) -> CallReply:
         """Return the reply, or raise the error."""
         if self.error is not None:
             raise self.error
@@ -85,7 +88,7 @@ class LeaderQueue(Generic[T]):
         """Count the calls that no leader has begun."""
         return sum(not each.begun.locked() for each in self._standing(len(self._queue)))
 
-    def offer(self, item: T, answer: Answer[T]) -> Any:
+    def offer(self, item: T, answer: Answer[T]) -> CallReply:
         """Do a call together with the rest of the queue; return its reply, or raise its error."""
         waiting = PendingCall(item, sys._getframe())
         try:

@@ -13,11 +13,10 @@ with a time and a sequence number that the state recorded too, or they never wil
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from timespine.client.commit.draft import Handover
-from timespine.client.commit.leader_queue import PendingCall
+from timespine.client.commit.draft import DraftCalls, Handover, QueuedCalls, drafts_by_kind
 from timespine.core.group import CommandTransaction, Origin, Refused
 from timespine.core.state import Committer
 from timespine.core.transitions import ExpireCommitter
@@ -55,13 +54,9 @@ class Relay:
         self._taking_role = Lock("the role of the appender")
         """The lock of calls that take the role, and of the end, after which none does."""
 
-    def hand_over(self, committer: GroupCommitter, group: list[PendingCall[Any]]) -> list[PendingCall[Any]]:
+    def hand_over(self, committer: GroupCommitter, group: QueuedCalls) -> QueuedCalls:
         """Hand the drafts of a group over to the appender; return the calls that are left to this process."""
-        by_kind: dict[Hashable, list[PendingCall[Any]]] = {}
-        for each in group:
-            if not isinstance(each.item, CommandTransaction):
-                by_kind.setdefault(each.item.kind, []).append(each)
-        for drafts in by_kind.values():
+        for drafts in drafts_by_kind(group):
             if self._follows(committer, drafts[0].item.collection):
                 self._hand_over(committer, drafts)
         return [each for each in group if not each.is_done]
@@ -89,7 +84,7 @@ class Relay:
                 self._apart_until = float("inf")
         return self._is_following
 
-    def _hand_over(self, committer: GroupCommitter, drafts: list[PendingCall[Any]]) -> None:
+    def _hand_over(self, committer: GroupCommitter, drafts: DraftCalls) -> None:
         """Let the appender commit some drafts of one kind. Those that it does not commit stay without a reply."""
         item = drafts[0].item
         handover: Handover | None = item.relay(drafts)
@@ -117,7 +112,7 @@ class Relay:
     def _look(
         self,
         committer: GroupCommitter,
-        drafts: list[PendingCall[Any]],
+        drafts: DraftCalls,
         handover: Handover,
         origin: Origin,
         error: Indeterminate,

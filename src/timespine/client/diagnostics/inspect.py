@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -78,7 +77,7 @@ class Inspection:
     spine: dict[str, int]
     """Batches of the spine that are compact, that wait for a merge, and others."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Convert to plain values."""
         return asdict(self)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from timespine.client.context import CollectionHandle
+from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows
+from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.schema.schema import DIFF
+from timespine.core.read_plan import Plan
 from timespine.errors import UsageError
 
 CHANGE_TYPE = "_change_type"
@@ -22,8 +25,17 @@ INSERT, DELETE, PREIMAGE, POSTIMAGE = "insert", "delete", "update_preimage", "up
 class Changes(Rows):
     """The net changes: a row that was added and removed in between does not occur."""
 
-    def __init__(self, *arguments: Any, images: bool = False, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        handle: CollectionHandle,
+        leased: LeasedState,
+        plan: Plan | None,
+        request: ScanRequest,
+        multiplicity: str,
+        *,
+        images: bool = False,
+    ) -> None:
+        super().__init__(handle, leased, plan, request, multiplicity)
         self.has_images = images
         """Whether changes are images, paired by key."""
         if images and not self.request.schema.key:

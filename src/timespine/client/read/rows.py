@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from timespine.client.argument_types import Row
 from timespine.client.context import CollectionHandle
 from timespine.client.lazy_spark import load_spark_module
 from timespine.client.read.leases import LeasedState
@@ -193,7 +194,7 @@ class Rows(OneProcess):
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 
-    def to_pylist(self) -> list[dict[str, Any]]:
+    def to_pylist(self) -> list[Row]:
         """Read all rows as dictionaries. Raise a UsageError if Python has no value for a date or timestamp."""
         return to_dicts(self.to_arrow())
 

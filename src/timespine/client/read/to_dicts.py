@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
+from timespine.client.argument_types import Row
 from timespine.errors import UsageError
 
 
-def to_dicts(table: pa.Table) -> list[dict[str, Any]]:
+def to_dicts(table: pa.Table) -> list[Row]:
     """Return the rows of a table. A UsageError names the column whose dates or timestamps Python cannot hold."""
     try:
-        rows: list[dict[str, Any]] = table.to_pylist()
+        rows: list[Row] = table.to_pylist()
     except (OverflowError, ValueError) as error:
         beyond = next((name for name in table.column_names if not _is_held(table.column(name))), None)
         if beyond is None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Hashable, Iterable, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from timespine.client.argument_types import RowsLike
+from timespine.client.argument_types import Row, RowsLike
 from timespine.client.commit.accept_older_schema import SchemaCheck, convert_to_newest
-from timespine.client.commit.draft import Stages
+from timespine.client.commit.draft import DraftCalls, Stages
 from timespine.client.commit.group_commit import NAMED
 from timespine.client.commit.leader_queue import PendingCall
 from timespine.client.commit.retry_policy import RETRY
@@ -32,7 +32,7 @@ from timespine.client.write.prepare import PreparedRows, next_free_time, to_upda
 from timespine.client.write.small_appends.append_request import SmallAppends
 from timespine.client.write.small_appends.group_append_step import ConvertedAppends, GroupAppendStep
 from timespine.client.write.stage import StagedRuns, did_not_commit, stage
-from timespine.client.write.transaction_steps import AppendStep
+from timespine.client.write.transaction_steps import AppendStep, StepResult
 from timespine.client.write_results import CommitResult
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.core.group import Answers, CommandTransaction, Origin, Refused, StaleOrigins
@@ -120,7 +120,7 @@ class RelayedAppends(NamedTuple):
         """Commit the appends of a group."""
         return _stages(self.handle, group)
 
-    def relay(self, group: list[PendingCall[Any]]) -> None:
+    def relay(self, group: DraftCalls) -> None:
         """Return None: it was handed over once."""
 
 
@@ -184,7 +184,7 @@ def _conversion_key(rows: RowsLike) -> tuple[Hashable | None, Sequence[str]]:
     return None, ()
 
 
-def _row_signature(row: dict[str, Any]) -> tuple[tuple[str, ...], tuple[type, ...]]:
+def _row_signature(row: Row) -> tuple[tuple[str, ...], tuple[type, ...]]:
     return tuple(row), tuple(map(type, row.values()))
 
 
@@ -302,7 +302,7 @@ def _commit_group(
 
 def _commit_together(
     handle: CollectionHandle, steps: Sequence[AppendStep | GroupAppendStep], origins: tuple[Origin, ...]
-) -> Generator[CommandTransaction, Answers | Refused, list[Any]]:
+) -> Generator[CommandTransaction, Answers | Refused, list[StepResult]]:
     """Prepare, stage and commit steps of one collection; return the result of each."""
     inline = True
     for _ in range(RETRY.group_starts):
@@ -352,7 +352,7 @@ def _offer_by_newest_schema(
     return reply
 
 
-def _replies_of(reply: Answers | Refused) -> Sequence[Any] | None:
+def _replies_of(reply: Answers | Refused) -> Answers | None:
     """Return the replies to the commands of a transaction; None if it was refused."""
     return None if isinstance(reply, Refused) else reply
 
@@ -422,7 +422,7 @@ def _convert(entries: list[_Entry], schema: Schema) -> list[ConvertedAppends]:
 
 
 def _convert_together(entries: list[_Entry], places: list[int], schema: Schema) -> ConvertedAppends:
-    given: list[Any] = [entries[place].rows for place in places]  # tables, or lists: see _conversion_key
+    given: list[pa.Table] | list[list[Row]] = [entries[place].rows for place in places]  # see _conversion_key
     rows = pa.concat_tables(given) if isinstance(given[0], pa.Table) else list(chain.from_iterable(given))
     table = to_updates(rows, schema, (0,))
     return ConvertedAppends(places, np.array([len(each) for each in given]), table)

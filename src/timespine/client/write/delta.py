@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 from timespine.client.argument_types import SetLike
 from timespine.client.context import CollectionHandle
 from timespine.client.row_args import parse_keys, restrict_columns
-from timespine.client.write.prepare import materialize_once, require_key_columns
+from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import DeltaStep
 from timespine.client.write_results import CommitResult
 from timespine.columnar.ingest.cast import cast_column
+from timespine.columnar.ingest.key_columns import require_key_columns
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.column import Column, Where, as_predicate

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from timespine.client.context import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
-from timespine.client.write.transaction_steps import AppendStep, Step, append_at
+from timespine.client.write.transaction_steps import AppendStep, CommandReplies, Step, StepResult, append_at
 from timespine.client.write_results import CommitResult
 from timespine.columnar.parts.part_list_tree import rows_in
 from timespine.core.batch import HollowBatch
@@ -75,7 +74,7 @@ class PrebuiltAppendStep(FlushesRuns, AppendStep):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         return AppendStep.commands(self, self.offered, upper, at)
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> CommitResult:
         count_appended(self.handle, self.offered, self.rows)
         return AppendStep.result(self, replies, at, seqno)
 
@@ -112,7 +111,7 @@ class PrebuiltAppendAtStep(FlushesRuns, Step):
         expected = upper if self.expected is None else self.expected
         return [append_at(self.handle, self.offered, self.rows, self.lower, expected, self.upper, self.operation)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> CommitResult:
         count_appended(self.handle, self.offered, self.rows)
         return CommitResult(self.time, replies[-1], self.rows, seqno)
 
@@ -148,7 +147,7 @@ class PrebuiltBatchStep(Step):
         delete_flushed(self.handle, self.batches, self.flushed)
         self.flushed = ()
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Any:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> StepResult:
         reply = replies[-1]
         if isinstance(reply, AppendResult) and not reply.taken:
             self.unstage()

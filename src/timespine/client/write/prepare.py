@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from timespine.client.argument_types import RowsLike
 from timespine.client.context import CollectionHandle
-from timespine.client.row_args import are_dicts, column_names_of, refuse_missing
+from timespine.client.row_args import are_dicts, column_names_of
 from timespine.client.time_args import FrontierLike, TimeLike, plain_frontier, unwrap_time
+from timespine.columnar.ingest.key_columns import require_key_columns
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import update_table
 from timespine.columnar.kernels.consolidate import check_weights, consolidate
@@ -56,7 +57,7 @@ def prepare_rows(handle: CollectionHandle, rows: object, at: Time | None, *, sor
 
     Sort them, unless the caller needs no order (`sort_all`) and they are more than `Config.sort_bytes`.
     """
-    known = handle.known()
+    known, sort_bytes = handle.known(), handle.config.sort_bytes
     id, schema = handle.schema(known)
     try:
         table = to_updates(rows, schema, at)
@@ -67,7 +68,7 @@ def prepare_rows(handle: CollectionHandle, rows: object, at: Time | None, *, sor
         id, schema = handle.schema(state)
         table = to_updates(rows, schema, at)
     lower, latest = (Frontier((at,)), at) if at is not None else time_bounds(table, schema)
-    is_sorted = sort_all or table.nbytes <= handle.config.sort_bytes
+    is_sorted = sort_all or table.nbytes <= sort_bytes
     check_weights(table, schema)
     if is_sorted:
         table = consolidate(table, (*schema.order_names, *schema.time_names))
@@ -91,24 +92,6 @@ def materialize_once(rows: RowsLike) -> RowsLike:
 def _is_table(rows: object) -> bool:
     """Return whether rows are in memory as columns."""
     return isinstance(rows, pa.Table | pl.DataFrame) or hasattr(rows, "iloc")
-
-
-def require_key_columns(rows: object, schema: Schema) -> pa.Table:
-    """Convert rows to a table; raise InvalidRows if they lack a column of the key.
-
-    A missing column becomes null, or its default. For a key the caller never means that: it would be the key of
-    another row.
-    """
-    table = to_arrow(rows, schema)
-    check_key_columns(rows, table, schema)
-    return table
-
-
-def check_key_columns(rows: object, table: pa.Table, schema: Schema) -> None:
-    """Raise InvalidRows if rows, which are this table, lack a column of the key."""
-    if schema.key and table.num_rows:
-        lists = rows if isinstance(rows, list | tuple) else ()
-        refuse_missing(schema.key_names, set(schema.key_names).intersection(table.column_names, *lists))
 
 
 def fill_diffs(rows: object, schema: Schema) -> object:

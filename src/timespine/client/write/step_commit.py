@@ -15,14 +15,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from timespine.client.commit.cross_process_turn import Patience, TurnCommit
 from timespine.client.commit.retry_policy import RETRY, contention, reread_contention
 from timespine.client.context import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, StagedRuns, did_not_commit, prepare_again, stage
-from timespine.client.write.transaction_steps import Step
+from timespine.client.write.transaction_steps import CommandReplies, Step, StepResult
 from timespine.core import group
 from timespine.core.group import Answers
 from timespine.core.transitions import Command
@@ -32,14 +31,14 @@ from timespine.model.frontier import Frontier
 Reads = Sequence[tuple[CollectionHandle, Frontier]]
 """Collections whose upper the caller relies on."""
 
-Committed = tuple[list[Any], int | None, int]
+Committed = tuple[CommandReplies, int | None, int]
 """Of one step: the replies to its commands, the time of the transaction, and the sequence number of its state."""
 
 CommitPlaced = Callable[[Callable[[], group.CommandTransaction], Patience], Answers]
 """A function that commits a transaction made by another function under the commit lock."""
 
 
-def commit_steps(*steps: Step, starts: int | None = None) -> list[Any]:
+def commit_steps(*steps: Step, starts: int | None = None) -> list[StepResult]:
     """Commit steps as one transaction; return the result of each."""
     return StepCommit(steps, starts=starts).run()
 
@@ -81,7 +80,7 @@ class StepCommit:
         self._prepared: list[Step] = []
         """The steps prepared in this try."""
 
-    def run(self) -> list[Any]:
+    def run(self) -> list[StepResult]:
         """Commit; return the result of each step."""
         # SUBTLE: results are made after all retries and deletions. An error in a result must not look like a refusal
         # of a committed transaction (test_transaction_model.py).

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Unpack
 
 from timespine.client.argument_types import CreateOptions, IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
 from timespine.client.catalog.pending_creates import Definition, PendingCreates
@@ -44,6 +44,7 @@ from timespine.client.write.transaction_steps import (
     CommandStep,
     DeltaStep,
     Step,
+    StepResult,
     UnsealedWriteStep,
 )
 from timespine.columnar.predicate.column import Where
@@ -67,7 +68,7 @@ class Transaction(OneProcess):
         self._is_over = False
         self.refreshes = False
         """Whether this is a refresh of views, which may write to owned collections."""
-        self.replies: list[Any] = []
+        self.replies: list[StepResult] = []
         """The result of each step, in order, once the transaction is committed."""
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -57,6 +57,12 @@ from timespine.errors import UsageError, short_repr
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
+
+CommandReplies: TypeAlias = list[Any]
+"""The replies to the commands of a step, in order. Each command has its own type of reply."""
+
+StepResult: TypeAlias = Any
+"""The result of a step for its caller. Each class of step has its own."""
 
 
 @dataclass(slots=True)
@@ -123,7 +129,7 @@ class Step:
     def unstage(self) -> None:
         """Delete the blobs that the step itself has put, after a refusal: it may be offered again or never."""
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Any:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> StepResult:
         """Make the result for the caller; `seqno` is that of the state that has the step."""
         return replies[-1] if replies else None
 
@@ -223,7 +229,7 @@ class AppendStep(AtTransactionTime):
         placed = move_in_time(runs, self.written, at)
         return [append_command(handle, placed, self.rows, upper, self.next_upper(upper, at), self.operation)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> CommitResult:
         reply = replies[-1]
         if at is None:
             return CommitResult(reply.time, reply.upper, self.rows, seqno)
@@ -270,7 +276,7 @@ class AppendAtStep(Step):
         new_upper = self._new_upper(prepared)
         return [append_at(self.handle, runs, self.stored, prepared.lower, upper, new_upper, self.operation)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> CommitResult:
         assert self.prepared is not None
         return CommitResult(self.prepared.time, replies[-1], self.stored, seqno)
 
@@ -335,7 +341,7 @@ class DeltaStep(DependsOnRead):
         # still be true when the other steps are committed (test_transaction.py).
         return [self.pending.command(runs)] if self.must_hold or self.pending.stored_updates else []
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> CommitResult:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> CommitResult:
         pending = self.pending
         if not replies:
             return CommitResult(None, pending.now.upper, 0, pending.now.state.seqno)
@@ -393,7 +399,7 @@ class UnsealedWriteStep(Step):
             raise late_rows_error(self.handle, self.prepared.lower, upper)
         return [write_command(self.handle, self.prepared, runs)]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> WriteResult:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> WriteResult:
         assert self.prepared is not None
         count_late(self.handle, self.late, self.too_late)
         if not replies:
@@ -433,7 +439,7 @@ class CommandStep(Step):
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         return list(self.make())
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> Any:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> StepResult:
         if not replies:
             return None
         reply = replies[-1]

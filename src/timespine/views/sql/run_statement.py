@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+from timespine.client.argument_types import ViewPolicy, ViewTimes
 from timespine.client.engine_interface import Store
 from timespine.errors import UnsupportedView
 from timespine.views.refresh import Refreshed
@@ -42,7 +43,9 @@ def run_statement(store: Store, text: str, spark: Any) -> StatementResult:
             return StatementResult("explain", text=open_view(store, name, spark).explain())
         try:
             times = dict(statement.properties).get("times", "refresh")
-            shown = explain_query(store, name, statement.select, policy=statement.policy, times=times, spark=spark)
+            shown = explain_query(
+                store, name, statement.select, policy=cast(ViewPolicy, statement.policy), times=times, spark=spark
+            )
         except UnsupportedView as error:
             raise statement.shifted(error) from None
         return StatementResult("explain", text=shown)
@@ -67,8 +70,8 @@ def _create(store: Store, statement: Statement, spark: Any) -> StatementResult:
             name,
             sql=statement.select,
             key=statement.key,
-            policy=statement.policy,
-            times=given.get("times", "refresh"),
+            policy=cast(ViewPolicy, statement.policy),
+            times=cast(ViewTimes, given.get("times", "refresh")),
             retain=given.get("retain"),
             replace=statement.is_replacing,
             spark=spark,

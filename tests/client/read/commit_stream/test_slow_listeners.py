@@ -285,18 +285,8 @@ def test_a_callback_may_close_its_listener_and_its_store(place):
     assert (len(calls), listener.error) == (1, None)
 
 
-def test_a_listener_ends_after_its_timeout(store, orders):
-    clock = [0.0]
-    context = store._context
-    context.monotonic = lambda: clock[0]
-
-    class Quick(type(context.committed)):
-        def wait(self, heard, timeout):
-            clock[0] += timeout
-            return False
-
-    context.committed = Quick()
+def test_a_listener_ends_after_its_timeout(passing_time, orders):
     listener = orders.listen(timeout=5)
     assert [event.kind for event in listener] == ["snapshot"]
-    assert clock[0] == pytest.approx(5)
+    assert passing_time[0] == pytest.approx(5)
     assert listener.is_closed

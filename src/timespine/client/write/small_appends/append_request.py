@@ -9,11 +9,13 @@ request that cannot be decoded gets a refusal, and a reply that cannot be decode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from timespine.client.commit.leader_queue import GROUP_MAX, PendingCall
+from timespine.client.argument_types import Row
+from timespine.client.commit.draft import DraftCalls
+from timespine.client.commit.leader_queue import GROUP_MAX
 from timespine.client.context import CollectionHandle
 from timespine.client.write.prepare import to_updates, upper_after
 from timespine.client.write_results import CommitResult
@@ -23,7 +25,6 @@ from timespine.errors import Indeterminate, TimespineError
 from timespine.location.machine.channel import REQUEST_BYTES_MAX
 from timespine.model.frontier import Frontier
 
-Row = dict[str, Any]
 """A row as it was given. Values of other than plain types are refused when the appends are made of them."""
 
 
@@ -69,7 +70,7 @@ def encode_reply(outcome: str, results: Sequence[CommitResult] = (), reason: str
 class SmallAppends:
     """Appends of this process to one collection, while another one commits them."""
 
-    def __init__(self, handle: CollectionHandle, group: list[PendingCall[Any]]) -> None:
+    def __init__(self, handle: CollectionHandle, group: DraftCalls) -> None:
         self._handle = handle
         self._group = group
         self._schema, _ = handle.schema(handle.known())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from timespine.client.write.prepare import PreparedRows, next_free_time, upper_after
 from timespine.client.write.stage import Runs, unplaced_description
-from timespine.client.write.transaction_steps import AtTransactionTime, append_command
+from timespine.client.write.transaction_steps import AtTransactionTime, CommandReplies, append_command
 from timespine.client.write_results import CommitResult
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.schema.schema import Schema
@@ -86,7 +86,7 @@ class GroupAppendStep(AtTransactionTime):
             return [AppendNext(batch, self.written, None, "append", handle.config.inline_total_bytes)]
         return [append_command(handle, runs, self.total, upper, self.next_upper(upper, at), "append")]
 
-    def result(self, replies: list[Any], at: int | None, seqno: int) -> list[CommitResult]:
+    def result(self, replies: CommandReplies, at: int | None, seqno: int) -> list[CommitResult]:
         if at is None:
             reply = replies[-1]
             return [CommitResult(reply.time, reply.upper, rows, seqno) for rows in self.rows]
