@@ -10,7 +10,8 @@ else of the client.
                  milliseconds, with_times: in a column
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
                  LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
-                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read
+                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read;
+                 arranged_rows gives the rows of keys from an open arrangement
     preparing    PreparedRows; upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
     deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
@@ -42,6 +43,7 @@ from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.context import Closable, CollectionHandle, StoreContext
 from timespine.client.lazy_spark import is_spark_frame
 from timespine.client.read.acquire import Hold
+from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.holds import CriticalHold, take_critical
@@ -239,6 +241,7 @@ __all__ = [
     "append_step",
     "append_time",
     "apply_late_policy",
+    "arranged_rows",
     "at_time",
     "begin_refresh",
     "catalog_entries",

@@ -19,11 +19,11 @@ from timespine.views.engine.evaluate import consolidate
 from timespine.views.engine.lowering import WEIGHT, to_memory
 
 KEPT_ROWS = 1 << 18
-"""The most updates of an input that is kept whole: to find keys among so many rows takes about as long as to plan a
-read of them."""
+"""The most updates of an input that is kept whole: finding keys among this number of rows takes about as long as
+planning a read of them."""
 
 KEPT_SHARE = 8
-"""An input that takes a larger part of the cache than one of so many is not kept."""
+"""An input is kept if it takes at most this fraction of the cache: one divided by the number."""
 
 
 @dataclass(frozen=True, slots=True)

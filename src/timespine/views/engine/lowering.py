@@ -21,7 +21,7 @@ import datetime
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsFloat, cast
 
 import polars as pl
 import pyarrow as pa
@@ -37,7 +37,7 @@ _QUARTER = 1 << 125
 """What may be doubled, and added to another such number, in 128 bits."""
 
 NEGATED_DIGITS = 34
-"""Spark rounds decimals to so many digits when it negates them."""
+"""The digits to which Spark rounds a decimal when it negates it."""
 
 
 class Declined(Exception):
@@ -92,7 +92,7 @@ class Lowering:
         """Return an operand of an operation on doubles: a constant becomes a column."""
         if not isinstance(expression, Literal):
             return self.lower(expression)
-        self.constants.append(None if expression.value is None else float(expression.value))
+        self.constants.append(None if expression.value is None else float(cast(SupportsFloat, expression.value)))
         return pl.col(f"_constant{len(self.constants) - 1}")
 
     def select(self, frame: pl.DataFrame, outputs: Iterable[pl.Expr]) -> pl.DataFrame:
