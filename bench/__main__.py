@@ -2,6 +2,7 @@
 
 python -m bench                          everything, full sizes
 python -m bench commit-100 lookup --quick --json FILE --markdown docs/benchmarks.md
+python -m bench --minutes 25 --json FILE --markdown docs/benchmarks.md     as many repetitions as fit
 python -m bench --list
 python -m bench --from FILE --markdown docs/benchmarks.md     what was measured before, as a page
 """
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import harness, report
+from bench import figures, harness, report
 from bench.figures import Entry, Report
 from bench.harness import About, Kept, Plan
 from bench.peers import SYSTEMS
@@ -61,7 +62,8 @@ def _run(options: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
         stores = Path(folder) / "stores"
         stores.mkdir()
-        plan = Plan(options.quick, repeat, options.limit, stores)
+        until = time.monotonic() + 60 * options.minutes if options.minutes else None
+        plan = Plan(options.quick, repeat, options.limit, stores, until)
         _measure_all([WORKS[each] for each in options.works or WORKS], about, plan, found, options.json)
     return found
 
@@ -72,7 +74,11 @@ def _measure_all(works: list[Work], about: dict[str, About], plan: Plan, found: 
     todo = [(work, case) for work in works for case in work.cases]
     for number, (work, case) in enumerate(todo):
         began = time.monotonic()
-        entry = _measure(work, case, about, plan, kept)
+        share_s = plan.share_s(len(todo) - number)
+        if share_s == 0:
+            print(f"\nno time is left for {len(todo) - number} of {len(todo)} cases, from {work.name} on", flush=True)
+            return
+        entry = _measure(work, case, about, plan, kept, share_s)
         found["works"].append(entry)
         print(
             f"\n[{number + 1}/{len(todo)}, {time.monotonic() - began:.0f} s]",
@@ -85,13 +91,14 @@ def _measure_all(works: list[Work], about: dict[str, About], plan: Plan, found: 
         kept.forget_all_but({work.setup_key(_size(case, plan)) for work, case in todo[number + 1 :]})
 
 
-def _measure(work: Work, case: Case, about: dict[str, About], plan: Plan, kept: Kept) -> Entry:
-    results = harness.measure(work, case, about, plan, kept)
+def _measure(work: Work, case: Case, about: dict[str, About], plan: Plan, kept: Kept, share_s: float | None) -> Entry:
+    results = harness.measure(work, case, about, plan, kept, share_s)
+    ours = results.get(figures.OURS, harness.Measured())
     return {
         "work": work.name,
         "case": case.label,
         "title": work.title.format(**_size(case, plan)),
-        "repetitions": plan.repeat or work.repeat,
+        "repetitions": max(map(len, ours.values.values()), default=plan.repeat or work.repeat),
         "size": dict(_size(case, plan)),
         "results": {name: asdict(each) for name, each in results.items()},
     }
@@ -128,6 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         "--repeat", type=int, metavar="N", help="repetitions; by default 3 for most works, 1 when quick"
     )
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds that one process may take")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="about how long the run may take: fewer repetitions, and peers are ended after five times our time",
+    )
     parser.add_argument("--dir", type=Path, help="where the temporary folder goes: the disk that is measured")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the tables into this page")

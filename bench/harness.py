@@ -14,17 +14,25 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.figures import OURS
 from bench.peers import interpreter
 from bench.works.work import Case, Size, Work
 
 ROOT = Path(__file__).parent.parent
 PROBE_S = 60
 MANY_FILES = 200
+
+PEER_TIMES = 5
+"""Within a budget, a peer is ended after this number of times what we took."""
+
+PEER_MIN_S = 30.0
+"""But it may always take this long."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,22 @@ class Plan:
     repeat: int | None
     limit_s: float
     folder: Path
+    until: float | None = None
+    """When the whole run should end, by the monotonic clock; None: it takes what it takes."""
+
+    def share_s(self, cases: int) -> float | None:
+        """Return the seconds that the next of the cases that are left may take, if there is an end."""
+        return None if self.until is None else max(self.until - time.monotonic(), 0.0) / cases
+
+
+def peer_limit_s(limit_s: float, ours_s: float, share_s: float | None) -> float:
+    """Return the seconds that a process of a peer may take: within a budget, what has lost anyway does not spend it."""
+    return limit_s if share_s is None else min(limit_s, max(PEER_MIN_S, PEER_TIMES * ours_s))
+
+
+def has_time(took_s: float, repetitions: int, share_s: float | None) -> bool:
+    """Tell whether one repetition more fits into the share of a case, given what those so far took."""
+    return share_s is None or took_s * (repetitions + 1) / repetitions <= share_s
 
 
 def probe(names: Sequence[str]) -> dict[str, About]:
@@ -79,14 +103,23 @@ def probe(names: Sequence[str]) -> dict[str, About]:
     return {name: _probe(name) for name in names}
 
 
-def measure(work: Work, case: Case, about: dict[str, About], plan: Plan, kept: Kept) -> dict[str, Measured]:
-    """One case of a work on every system that can do it, in alternation."""
+def measure(
+    work: Work, case: Case, about: dict[str, About], plan: Plan, kept: Kept, share_s: float | None = None
+) -> dict[str, Measured]:
+    """One case of a work on every system that can do it, in alternation; at least once, whatever its share is."""
     size = case.quick if plan.quick else case.full
     results = {name: Measured(reason=_why_not(work, each)) for name, each in about.items()}
+    began, limit_s = time.monotonic(), plan.limit_s * work.patience
     for repetition in range(plan.repeat or work.repeat):
+        if repetition and not has_time(time.monotonic() - began, repetition, share_s):
+            break
+        peer_s = limit_s
         for name, result in results.items():
-            if not result.reason:
-                _once(work, size, name, result, repetition, plan, kept)
+            if result.reason:
+                continue
+            took_s = _once(work, size, name, result, repetition, limit_s if name == OURS else peer_s, plan, kept)
+            if name == OURS:
+                peer_s = peer_limit_s(limit_s, took_s, share_s)
     return results
 
 
@@ -137,12 +170,16 @@ def _flush(folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-def _once(work: Work, size: Size, name: str, result: Measured, repetition: int, plan: Plan, kept: Kept) -> None:
+def _once(
+    work: Work, size: Size, name: str, result: Measured, repetition: int, limit_s: float, plan: Plan, kept: Kept
+) -> float:
+    """Run once; return the seconds that it took, without its setup."""
     folder, state = kept.setup(work, size, name)
+    began = time.monotonic()
     if isinstance(state, str):
         result.reason = state
     else:
-        spec = _spec(work, size, state, repetition, plan)
+        spec = _spec(work, size, state, repetition, plan) | {"limit_s": limit_s}
         lines, result.reason = _child("--run", name, folder, spec, plan)
         for line in lines:
             _take(result, line)
@@ -150,7 +187,9 @@ def _once(work: Work, size: Size, name: str, result: Measured, repetition: int, 
             # Whatever it did before that, it did not do it right.
             result.values.clear()
             result.usage.clear()
+    took_s = time.monotonic() - began
     shutil.rmtree(folder, ignore_errors=True)
+    return took_s
 
 
 def _take(result: Measured, line: dict[str, Any]) -> None:

@@ -68,7 +68,8 @@ def fill(file: Path, report: Report) -> None:
 
 def summary(report: Report) -> str:
     """One screen: the headlines of every work, ours and the best peer, with the losing ratios in bold."""
-    lines = [f"Measured {report['when']} on {report['machine'].get('cores', '?')} cores.", ""]
+    sizes = " with quick sizes, not for comparison" if report["quick"] else ""
+    lines = [f"Measured {report['when']} on {report['machine'].get('cores', '?')} cores{sizes}.", ""]
     lines += ["| work | we | best peer | ratio |", "| --- | ---: | ---: | ---: |"]
     for entry in report["works"]:
         for metric in WORKS[entry["work"]].headlines:

@@ -2,7 +2,7 @@
 
 python -m bench.spark                             everything, full sizes
 python -m bench.spark compact sink --rows 1000000 --json FILE
-python -m bench.spark --from FILE FILE --markdown docs/benchmarks.md     what was measured before, as a page
+python -m bench.spark --from FILE FILE --markdown docs/benchmarks.md     what was measured before with several sizes
 
 Each work runs in alternation with what it is compared with; what is printed is the median
 of the repetitions, their spread, the ratio of ours to the other, and the most memory that a
@@ -31,12 +31,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 import timespine as ts
-import timespine.spark
 from bench.report import put_between
 from bench.rows import COLUMNS, rows, sample
 from bench.workers import Watch
 from timespine.config import DEFAULT, Config
 from timespine.spark import foreach_batch, merging_on
+from timespine.spark.setup.session import session
 
 KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double", "created": "timestamp", "note": "string"}
@@ -445,7 +445,7 @@ def main(arguments: list[str] | None = None) -> None:
     unknown = [each for each in options.works if each not in WORKS]
     if unknown:
         parser.error(f"no such work: {unknown[0]}")
-    spark = timespine.spark.setup.session("bench", conf={"spark.driver.memory": "4g"})
+    spark = session("bench", conf={"spark.driver.memory": "4g"})
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder:
         bench = Bench(spark, Path(folder), options.rows, options.repeat)
         idle(bench)

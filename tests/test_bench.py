@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import arrangements, bucket, figures, mark, pictures, report, rows, streams
+from bench import arrangements, bucket, figures, harness, mark, pictures, report, rows, streams
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -184,3 +185,27 @@ def test_the_limits_of_a_bucket_are_counted(capsys: pytest.CaptureFixture[str]) 
     assert len(run.latencies) > 600  # virtual: 20 commits a second
     assert puts < 1.05 * len(run.latencies)
     assert gets < 1.1 * len(run.latencies)
+
+
+def test_a_budget_ends_repetitions_and_slow_peers_and_nothing_without_one() -> None:
+    assert harness.has_time(100.0, 1, None)
+    assert harness.has_time(10.0, 1, 20.0)
+    assert not harness.has_time(10.0, 1, 19.0)
+    assert harness.peer_limit_s(120.0, 1.0, None) == 120.0
+    assert harness.peer_limit_s(120.0, 1.0, 50.0) == harness.PEER_MIN_S
+    assert harness.peer_limit_s(120.0, 10.0, 50.0) == 50.0
+    assert harness.peer_limit_s(120.0, 100.0, 50.0) == 120.0
+
+
+def test_a_run_without_time_measures_each_case_once_or_says_what_is_left(tmp_path: Path, capsys: Any) -> None:
+    found = tmp_path / "found.json"
+    arguments = ["commit-1", "open", "--quick", "--repeat", "3", "--dir", str(tmp_path), "--json", str(found)]
+    main([*arguments, "--minutes", "0.001", "--systems", "ours"])
+    entries = json.loads(found.read_text())["works"]
+    assert [each["repetitions"] for each in entries] == [1]
+    assert "no time is left for 3 of 4 cases, from open on" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="no Spark here")
+def test_the_bench_of_spark_can_be_imported() -> None:
+    assert callable(importlib.import_module("bench.spark").session)

@@ -7,18 +7,23 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
 from run_cases import CONFIG, Place, given, naive, questions, worlds
 
+from timespine.columnar.kernels.key_encoding import encode_scalar
+from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.predicate.column import as_predicate
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import merge_sources, scan, scan_sources
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
+from timespine.core.batch import Order, Part, Run
 
 some = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 ROOMY = replace(CONFIG, bound_bytes=64, stats_bytes=1024, row_group_rows=10)
@@ -191,3 +196,18 @@ def test_a_piece_of_rows_written_before_a_column_was_added_has_all_of_its_rows()
     assert len(cuts) == 4
     assert sum(row["_diff"] for row in found) == 400
     assert len({(row["b"], row["c"]) for row in found}) == len(found)
+
+
+def test_a_plan_of_ten_thousand_parts_reads_none_of_them():
+    """The parts are not even there: what the state knows of them is enough."""
+    place = Place([KV])
+    known = PartMeta.decode(place.run([((0, "x"), (1,), 1)]).parts[0].meta)
+    starts = [encode_scalar(10 * number, pa.int64()) for number in range(10_000)]
+    parts = []
+    for number, start in enumerate(starts):
+        meta = msgspec.structs.replace(known, lower=start, upper=start + b"\xff")
+        parts.append(Part(f"orders/w1/gone{number}", 100, 5000, 100, meta=meta.encode()))
+    cuts = split_keys(place.parts(), [Run(tuple(parts), Order.SORTED, 0)], ScanRequest(KV, KV.names), 32)
+    assert len(cuts) == 31
+    places = [0, *(starts.index(cut) for cut in cuts), len(parts)]
+    assert all(abs(stop - start - 10_000 / 32) <= 1 for start, stop in pairwise(places)), "equal pieces"
