@@ -78,7 +78,10 @@ unit: $(VENV)/.dev            ## unit and property tests; core and model must be
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
 	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/merge/test_merge_engine.py tests/columnar/scan/test_scan.py
 
-spark: $(VENV)/.dev            ## reads, writes, streams and merges on Spark, and executors that are killed
+$(VENV)/spark-classes.jsa: | $(VENV)/.dev
+	$(RUN) tests/spark/class_archive.py $@
+
+spark: $(VENV)/.dev $(VENV)/spark-classes.jsa            ## reads, writes, streams and merges on Spark, and executors that are killed
 	$(RUN) $(PYTEST) --dist loadfile tests/spark
 
 determinism: $(VENV)/.dev            ## 375 seeds replay identically, whatever the hash seed

@@ -6,13 +6,13 @@ import subprocess
 import sys
 
 import pytest
+from class_archive import java_options
 
 import timespine as ts
 from timespine.spark.setup.session import session
 from timespine.spark.write import run_tasks
 
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that compiles little: it lives for seconds."""
+QUICK_START = java_options()
 
 
 @pytest.fixture(scope="session")
