@@ -132,7 +132,7 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py
 	EXAMPLES_TIMES=50 $(RUN) -m pytest tests/client/write/change tests/client/catalog/test_create_in_transaction.py tests/cli/test_cli_processes.py
 	$(RUN) tests/simulation/planted.py
-	REMOTE_KILLS=20 $(RUN) -m pytest tests/crash/test_remote_kills.py
+	REMOTE_KILLS=20 $(RUN) -m pytest tests/crash/test_remote_kills.py tests/crash/test_stream_kills.py
 	$(RUN) -m pytest tests/spark -m slow
 	for round in 1 2 3 4; do $(RUN) -m pytest tests/spark/test_cluster.py || exit 1; done
 

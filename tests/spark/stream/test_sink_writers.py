@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import obstore
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -14,6 +15,7 @@ import timespine as ts
 from timespine.client.engine_interface import commit_steps, handle_of
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import Determinate, Indeterminate
+from timespine.location.object_store.bucket import Bucket
 from timespine.spark.options import Options
 from timespine.spark.write.data_source_writer import stream_sink
 from timespine.spark.write.seal_rule import SealRule
@@ -154,6 +156,29 @@ def test_every_batch_of_a_stream_has_its_writer(store, items, spark, tmp_path):
     assert items.count() == 900
     assert len(items.history()) == 3
     assert job_writers(items) == []
+
+
+def test_an_empty_first_batch_finds_its_query_in_a_checkpoint_in_a_bucket(spark, tmp_path, moto):
+    """Spark writes a checkpoint to a bucket through Hadoop only; here the one of a real query is put there."""
+    (tmp_path / "files").mkdir()
+    files = spark.readStream.schema("id long, name string").json(str(tmp_path / "files"))
+    writer = files.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(100)
+    checkpoint, url = moto.url(), moto.url()
+    bucket = Bucket(moto.location(checkpoint))
+    for path in (each for each in (tmp_path / "checkpoint").rglob("*") if each.is_file()):
+        name = str(path.relative_to(tmp_path / "checkpoint"))
+        obstore.put(bucket.objects(), bucket.path(name), path.read_bytes())
+    storage = {f"storage.{name}": str(value) for name, value in moto.storage.items()}
+    with ts.open(url, storage=moto.storage, maintenance=False) as store:
+        items = store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
+        given = {"path": f"{url}/items", "checkpointLocation": checkpoint.replace("s3:", "s3a:"), **storage}
+        stream_sink(Options(given), NAMED, overwrite=False).commit([], 0)
+        assert dict(items._handle.state().sinks) == {str(query.id): 0}
+        given["checkpointLocation"] = moto.url()  # Spark has written nothing there
+        with pytest.raises(ts.UsageError, match="sinkId"):
+            stream_sink(Options(given), NAMED, overwrite=False).commit([], 0)
 
 
 def test_unsealed_rows_of_tasks_that_find_no_room_in_the_state_go_to_a_blob(tmp_path):
