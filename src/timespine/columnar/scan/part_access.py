@@ -152,11 +152,11 @@ class Parts:
             announce_blooms(self.blob, (reader for reader, _ in opened))
         for reader, pruner in opened:
             kept = self.cache
-            wanted = {
+            missing = {
                 group: [name for name in pruner.written_columns if (reader.key, group, name) not in kept]
                 for group in pruner.groups(reader)
             }
-            for columns, groups in _together(wanted):
+            for columns, groups in _together(missing):
                 announce_groups(self.blob, reader, groups, columns)
 
     def leaves(self, parts: Iterable[Part], depth: int = 0) -> Iterator[Part]:
