@@ -19,7 +19,7 @@ from timespine.views.engine.evaluate import consolidate
 from timespine.views.engine.lowering import WEIGHT, to_memory
 
 KEPT_ROWS = 1 << 18
-"""The most updates of an input that is kept whole: to find keys among its rows takes about as long as to plan a read."""
+"""The most updates of an input that is kept whole: to find keys among them takes about as long as to plan a read."""
 
 KEPT_SHARE = 8
 """An input that takes more than one of these shares of the cache is not kept."""
