@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import arrangements, bucket, figures, harness, mark, pictures, report, rows, streams
+from bench import arrangements, bucket, figures, harness, mark, pictures, report, rows, streams, views
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -209,3 +209,27 @@ def test_a_run_without_time_measures_each_case_once_or_says_what_is_left(tmp_pat
 @pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="no Spark here")
 def test_the_bench_of_spark_can_be_imported() -> None:
     assert callable(importlib.import_module("bench.spark").session)
+
+
+def test_views_are_measured_in_pieces_checked_and_put_into_a_page(tmp_path: Path) -> None:
+    found, page = tmp_path / "found.json", tmp_path / "page.md"
+    page.write_text("before\n<!-- views: begin -->\nstale figures\n<!-- views: end -->\nafter\n")
+    small = ["--scale", "0.001", "--repeat", "1", "--json", str(found)]
+    assert views.main([*small, "--changes", "0.1,10", "--views", "q1,q3", "--markdown", str(page)]) == 0
+    assert views.main([*small, "--peers", "process", "--views", "q6", "--together"]) == 0
+    cases = {(each["view"], each["change"]): each for each in json.loads(found.read_text())}
+    assert {view for view, _ in cases} >= {"q1", "q3", "q6", "an idle refresh of them", "one row, one stage"}
+    assert all(each["right"] for each in cases.values())
+    assert set(cases["q1", 10.0]["figures"]) == {"process", "duckdb"}
+    assert set(cases["q6", 0.1]["figures"]) == {"process"}
+    written = page.read_text()
+    assert written.startswith("before\n")
+    assert written.endswith("after\n")
+    assert "stale figures" not in written
+    assert written.count("| q3 |") == 2
+    assert "10 % changed" in written
+    # A view that differs from DuckDB's answer is told, and fails the run.
+    cases["q1", 10.0]["right"] = False
+    found.write_text(json.dumps(list(cases.values())))
+    assert views.main(["--from", str(found), "--markdown", str(page)]) == 1
+    assert "**Wrong answers: q1.**" in page.read_text()

@@ -19,11 +19,10 @@ from timespine.views.engine.evaluate import consolidate
 from timespine.views.engine.lowering import WEIGHT, to_memory
 
 KEPT_ROWS = 1 << 18
-"""The most updates of an input that is kept whole: finding keys among this number of rows takes about as long as
-planning a read of them."""
+"""The most updates of an input that is kept whole: to find keys among them takes about as long as to plan a read."""
 
 KEPT_SHARE = 8
-"""An input is kept if it takes at most this fraction of the cache: one divided by the number."""
+"""An input that takes more than one of these shares of the cache is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
