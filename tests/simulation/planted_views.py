@@ -14,7 +14,7 @@ from timespine.client.write.transaction import Transaction
 from timespine.core.transitions import AdvanceUpper, CompareAndDowngrade, RegisterHold
 from timespine.errors import LateRows, UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.views import compute, refresh, registry
+from timespine.views import compute_changes, refresh, registry
 from timespine.views.engine import accumulators
 from timespine.views.engine.evaluate import Evaluator
 from timespine.views.engine.store_source import InputReader
@@ -86,7 +86,9 @@ def stages_are_committed_without_their_view() -> Iterator[None]:
                     transaction.expect(collection, work.before + 1)
                     if len(rows):
                         _, schema = stage.schema(stage.known())
-                        transaction.append(collection, compute.update_rows(rows, schema), at=time, upper=time + 1)
+                        transaction.append(
+                            collection, compute_changes.update_rows(rows, schema), at=time, upper=time + 1
+                        )
                     else:
                         transaction.seal(collection, time + 1)
         real(store, works, time)

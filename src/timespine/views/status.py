@@ -14,7 +14,7 @@ from timespine.client.engine_interface import (
     handle_of,
     open_changes,
 )
-from timespine.views.compute import input_handles
+from timespine.views.compute_changes import input_handles
 from timespine.views.definition import ViewDefinition
 
 REFRESHES = 5

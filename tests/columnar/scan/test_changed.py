@@ -18,7 +18,7 @@ from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.scan import changed as changed_module
 from timespine.columnar.scan import parallel_scan
 from timespine.columnar.scan import settled as settled_module
-from timespine.columnar.scan.changed import changed_run
+from timespine.columnar.scan.changed_run import changed_run
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.visibility import Window

@@ -20,7 +20,7 @@ from timespine.columnar.scan import settled as settled_module
 from timespine.columnar.scan.parallel_scan import scan_in_shares
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
-from timespine.columnar.scan.settled import settled_parts
+from timespine.columnar.scan.settled_run import settled_parts
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import Order, Run

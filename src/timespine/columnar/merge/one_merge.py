@@ -13,8 +13,8 @@ from itertools import groupby
 import msgspec
 import pyarrow as pa
 
-from timespine.columnar.merge.past_rows import can_split, split_past, time_at_or_after_all
 from timespine.columnar.merge.plan import InputPart, Stretch, stretches
+from timespine.columnar.merge.split_past import can_split, split_past, time_at_or_after_all
 from timespine.columnar.parts.inline_part import InlineRule
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_list_tree import Counters, delete_keys, rows_in

@@ -9,7 +9,7 @@ from __future__ import annotations
 from timespine.client.engine_interface import CatalogEntry, CollectionHandle, Store, catalog_entries, open_entry
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import State
-from timespine.views.compute import input_handles
+from timespine.views.compute_changes import input_handles
 from timespine.views.definition import ViewDefinition
 from timespine.views.registry import definitions_in, view_among
 
