@@ -16,7 +16,7 @@ from test_part_stats import updates as update_tables
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.part_reader import MissingBlob
-from timespine.columnar.scan import settled as settled_module
+from timespine.columnar.scan import settled_run as settled_module
 from timespine.columnar.scan.parallel_scan import scan_in_shares
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
