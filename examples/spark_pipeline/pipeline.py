@@ -41,7 +41,7 @@ from timespine.config import Config
 from timespine.errors import SinceError, UsageError
 from timespine.location.opening.registry import place_of
 from timespine.location.opening.store_location import parse_location
-from timespine.spark.change_log_words import DELETE, INSERT, POSTIMAGE, SEQUENCE
+from timespine.spark.change_log_columns import DELETE, INSERT, POSTIMAGE, SEQUENCE
 from timespine.spark.changelog import collection_columns, read_changes, reason_of, stream_changes
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import release

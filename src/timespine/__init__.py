@@ -35,7 +35,7 @@ from timespine.client.diagnostics.amplification import Amplification
 from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
 from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
 from timespine.client.lazy_arrangement import ArrangementHold, OpenArrangement
-from timespine.client.maintenance.report import MaintenanceReport
+from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.maintenance.vacuum import VacuumResult
 from timespine.client.open_store import open
 from timespine.client.read.change_feed import ChangeFeed, FeedEvent

@@ -53,7 +53,7 @@ from mutations import (
 )
 
 from timespine.columnar.ingest import update_table
-from timespine.columnar.merge import one_merge, past_rows
+from timespine.columnar.merge import one_merge, split_past
 from timespine.columnar.merge import plan as stretches_module
 from timespine.columnar.scan import prune as prune_module
 from timespine.columnar.scan import visibility
@@ -760,7 +760,7 @@ def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
 @on_real_storage
 @bug
 def the_update_after_the_last_zero_of_a_row_is_taken_for_past() -> Iterator[None]:
-    real = past_rows._past
+    real = split_past._past
 
     def past(diffs, repeats):
         found = real(diffs, repeats)
@@ -768,7 +768,7 @@ def the_update_after_the_last_zero_of_a_row_is_taken_for_past() -> Iterator[None
             found[1:] |= found[:-1] & repeats[1:]
         return found
 
-    with patched(past_rows, "_past", past):
+    with patched(split_past, "_past", past):
         yield
 
 

@@ -21,7 +21,7 @@ from timespine.client.read import leases
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.commit_stream import CommitStream
 from timespine.client.read.leases import Leases
-from timespine.client.write import append_batcher, delta, prepare_unsealed, read_current, step_commit
+from timespine.client.write import append_batcher, change_rows, prepare_unsealed, read_current, step_commit
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.small_appends import group_append_step
 from timespine.client.write.transaction import Transaction
@@ -429,7 +429,7 @@ def the_end_of_a_store_does_not_wait_for_its_background() -> Iterator[None]:
 @in_stores
 @bug
 def a_change_is_made_by_one_key_more() -> Iterator[None]:
-    real = delta.parse_keys
+    real = change_rows.parse_keys
 
     def keys_of(rows, schema, names=None):
         keys = real(rows, schema, names)
@@ -438,7 +438,7 @@ def a_change_is_made_by_one_key_more() -> Iterator[None]:
             return pa.table({"k": pa.array([one, one + 1], pa.int64())})
         return keys
 
-    with patched(delta, "parse_keys", keys_of):
+    with patched(change_rows, "parse_keys", keys_of):
         yield
 
 
@@ -564,7 +564,7 @@ def a_merge_leaves_rows_that_it_should_delete() -> Iterator[None]:
 @in_stores
 @bug
 def a_replacement_keeps_the_rows_that_it_replaces() -> Iterator[None]:
-    real = delta.replace_delta
+    real = change_rows.replace_delta
 
     def replacing(where, rows):
         compute = real(where, rows)
@@ -575,5 +575,5 @@ def a_replacement_keeps_the_rows_that_it_replaces() -> Iterator[None]:
 
         return without
 
-    with patched(delta, "replace_delta", replacing):
+    with patched(change_rows, "replace_delta", replacing):
         yield

@@ -19,19 +19,19 @@ from timespine.errors import StoreClosed
 @in_arrangements
 @bug
 def a_follower_skips_the_rows_of_a_commit() -> Iterator[None]:
-    real = begin._batch
+    real = begin_following._batch
 
     def batch(event, layout):
         return Batch(()) if event.kind == "changes" and event.through % 3 == 2 else real(event, layout)
 
-    with patched(begin, "_batch", batch):
+    with patched(begin_following, "_batch", batch):
         yield
 
 
 @in_arrangements
 @bug
 def changes_are_taken_at_the_time_before_theirs() -> Iterator[None]:
-    real = begin.insert_event
+    real = begin_following.insert_event
 
     def insert_event(spine, event):
         return real(spine, replace(event, through=max(event.through - 1, -1)))
@@ -99,7 +99,7 @@ def what_the_old_feed_gave_is_taken_into_the_new_spine() -> Iterator[None]:
         old = list(self._untaken)
         real(self)
         for event in old:
-            begin.insert_event(self._current.spine, event)
+            begin_following.insert_event(self._current.spine, event)
 
     with patched(Arrangement, "_begin_again", begin_again):
         yield

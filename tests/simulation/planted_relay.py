@@ -10,7 +10,7 @@ from mutations import bug, in_stores, patched
 from timespine.client.commit.relay import Relay
 from timespine.client.write.small_appends import answer_appends
 from timespine.client.write.small_appends.answer_appends import AppendAnswers
-from timespine.client.write.small_appends.append_request import DECODE_REQUEST, SmallAppends, encode_reply
+from timespine.client.write.small_appends.relay_messages import DECODE_REQUEST, SmallAppends, encode_reply
 from timespine.client.write_results import CommitResult
 from timespine.core import group as group_module
 from timespine.model.frontier import Frontier

@@ -89,7 +89,9 @@ def stages_are_committed_without_their_view() -> Iterator[None]:
                     transaction.expect(collection, work.before + 1)
                     if len(rows):
                         _, schema = stage.schema(stage.known())
-                        transaction.append(collection, compute.update_rows(rows, schema), at=time, upper=time + 1)
+                        transaction.append(
+                            collection, compute_changes.update_rows(rows, schema), at=time, upper=time + 1
+                        )
                     else:
                         transaction.seal(collection, time + 1)
         real(store, works, time)

@@ -358,7 +358,7 @@ def a_refresh_on_a_cluster():
     import timespine as ts
     from timespine.spark.setup.session import session
     from timespine.spark.write import run_tasks, write_task
-    from timespine.views import choose
+    from timespine.views import choose_engine
     from timespine.views.spark_engine import source
 
     conf = {
@@ -373,7 +373,7 @@ def a_refresh_on_a_cluster():
     }
     spark = session(master="local-cluster[2,1,1024]", conf=conf)
     run_tasks.SMALL_ROWS = 1
-    choose._BASE_S = {"process": 1e6, "spark": 0.6}
+    choose_engine._BASE_S = {"process": 1e6, "spark": 0.6}
     source.LOOKUP_ROWS = 0
     told = {}
     sql = "SELECT g, count(*) AS n, sum(v) AS s, max(t) AS hi FROM items GROUP BY g"

@@ -10,7 +10,7 @@ import pytest
 
 import timespine as ts
 from timespine.spark.write import run_tasks
-from timespine.views import choose
+from timespine.views import choose_engine
 from timespine.views.spark_engine import source
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql import from_sql
@@ -130,7 +130,7 @@ def test_the_session_of_the_caller_keeps_its_settings_and_names(spark, tmp_path)
 def many(spark, tmp_path, monkeypatch):
     """A store with rows whose results are many: tasks write them."""
     monkeypatch.setattr(run_tasks, "SMALL_ROWS", 20)
-    monkeypatch.setattr(choose, "_BASE_S", {"process": 1e6, "spark": 0.6})
+    monkeypatch.setattr(choose_engine, "_BASE_S", {"process": 1e6, "spark": 0.6})
     with ts.open(tmp_path / "store") as store:
         rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")
         rows.append([{"k": k, "g": None if k % 50 == 0 else k % 40, "x": k / 7} for k in range(400)])
@@ -246,11 +246,11 @@ def test_sizes_decide_and_past_refreshes_correct(spark, tmp_path, monkeypatch):
         store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
         done = view.refresh()
         assert (done.engine, "in the process" in done.why) == ("process", True)
-        monkeypatch.setattr(choose, "_BASE_S", {"process": 1e6, "spark": 0.6})
+        monkeypatch.setattr(choose_engine, "_BASE_S", {"process": 1e6, "spark": 0.6})
         store["a"].append([{"k": 101, "g": 1, "v": 1, "s": None}])
         store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
         assert view.refresh().engine == "spark"
-        from timespine.views.took import read_took
+        from timespine.views.refresh_costs import read_took
 
         assert set(read_took(store, view.id)) == {"process", "spark"}
         store.drop("sums")

@@ -6,7 +6,7 @@ from memory_store import MemoryStore
 
 import timespine as ts
 from timespine.client.collection import handle_of
-from timespine.views.carry_out import Carrier
+from timespine.views.refresh_one_view import Carrier
 from timespine.views.registry import definitions
 
 SUMS = "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g"
@@ -132,13 +132,13 @@ def store_is_exact(store):
 
 
 def test_stages_of_another_plan_are_made_new_by_a_rebuild(place, monkeypatch):
-    from timespine.views import compute
+    from timespine.views import compute_changes
 
     store = filled(place)
     view = store.view("sums", sql=SUMS)
     store["a"].append([{"k": 9, "g": 1, "v": 9}])
-    digest = compute.digest_of
-    monkeypatch.setattr(compute, "digest_of", lambda plan: f"other{digest(plan)}"[:32])
+    digest = compute_changes.digest_of
+    monkeypatch.setattr(compute_changes, "digest_of", lambda plan: f"other{digest(plan)}"[:32])
     monkeypatch.setattr("timespine.views.view.digest_of", lambda plan: f"other{digest(plan)}"[:32])
     with pytest.raises(ts.UsageError, match=r"view\.rebuild\(\)"):
         view.refresh()

@@ -5,8 +5,8 @@ reads what either of them saved in a folder.
 """
 
 from timespine.arrangement.arrangement import Arrangement
-from timespine.arrangement.opened import OpenedCheckpoint
-from timespine.arrangement.opened import open_checkpoint as open
+from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
+from timespine.arrangement.opened_checkpoint import open_checkpoint as open
 from timespine.arrangement.read.cursor import Cursor
 from timespine.arrangement.read.view import ArrangementView
 from timespine.arrangement.spine.spine import Spine

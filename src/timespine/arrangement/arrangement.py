@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.follow.begin import Beginning, insert_event
-from timespine.arrangement.follow.question import History, Question
+from timespine.arrangement.follow.begin_following import Beginning, insert_event
+from timespine.arrangement.follow.followed_rows import History, Question
 from timespine.arrangement.follow.saving import Saving
 from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view import ArrangementView

@@ -27,7 +27,7 @@ from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms
-from timespine.client.write import append_batcher, delta
+from timespine.client.write import append_batcher, change_rows
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.prepare import materialize_once
@@ -142,7 +142,7 @@ class Collection(OneProcess):
         if is_spark_frame(rows):
             committed: CommitResult = load_spark_module("write.write_modes").upsert_frame(self._handle, rows)
             return committed
-        return delta.change(self._handle, delta.upsert_delta(rows), "upsert")
+        return change_rows.change(self._handle, change_rows.upsert_delta(rows), "upsert")
 
     def delete(self, keys: RowsLike | None = None, *, where: Where | None = None) -> CommitResult:
         """Delete rows by their keys, or by a condition.
@@ -153,19 +153,19 @@ class Collection(OneProcess):
         if is_spark_frame(keys) and where is None:
             committed: CommitResult = load_spark_module("write.write_modes").delete_frame(self._handle, keys)
             return committed
-        return delta.change(self._handle, delta.delete_delta(keys, where), "delete")
+        return change_rows.change(self._handle, change_rows.delete_delta(keys, where), "delete")
 
     def update(self, *, where: Where | None = None, set: SetLike) -> CommitResult:
         """Set values in the rows that satisfy a condition; in all rows without one."""
-        return delta.change(self._handle, delta.update_delta(where, set), "update")
+        return change_rows.change(self._handle, change_rows.update_delta(where, set), "update")
 
     def replace(self, rows: RowsLike, *, where: Where | None = None) -> CommitResult:
         """Replace the rows that satisfy a condition (all, without one) by other rows."""
-        return delta.change(self._handle, delta.replace_delta(where, rows), "replace")
+        return change_rows.change(self._handle, change_rows.replace_delta(where, rows), "replace")
 
     def merge(self, source: RowsLike) -> Merge[CommitResult]:
         """Begin a merge with matched and not matched clauses; `.execute()` commits it."""
-        return Merge(partial(delta.change, self._handle), source)
+        return Merge(partial(change_rows.change, self._handle), source)
 
     def finish(self) -> None:
         """Seal all times: no writer can add anything to the collection afterwards."""

@@ -54,7 +54,7 @@ from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
 from timespine.client.write.append import append_step
-from timespine.client.write.delta import delete_keys_delta, replace_delta, upsert_delta
+from timespine.client.write.change_rows import delete_keys_delta, replace_delta, upsert_delta
 from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
 from timespine.client.write.prebuilt_steps import FlushesRuns
 from timespine.client.write.prepare import PreparedRows, upper_after

@@ -41,8 +41,8 @@ from timespine.client.diagnostics.metrics import store_metrics
 from timespine.client.lazy_views import ViewVerbs
 from timespine.client.load_collection import load_collection
 from timespine.client.maintenance.heartbeat import HeartbeatThread
+from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.maintenance.merge_effect import perform_merge
-from timespine.client.maintenance.report import MaintenanceReport
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.maintenance.vacuum import VacuumResult, vacuum_collections
 from timespine.client.open_collections import Handles

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from timespine.errors import TimespineError, UsageError, short_repr
-from timespine.spark.change_log_words import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
+from timespine.spark.change_log_columns import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
 from timespine.spark.quoted_names import quoted
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from timespine.arrangement.opened import OpenedCheckpoint
+from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
 from timespine.columnar.ingest.cast import mismatch
 from timespine.columnar.schema.schema import shown_names
 from timespine.errors import UsageError, short_repr

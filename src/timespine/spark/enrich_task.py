@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from timespine.arrangement.opened import OpenedCheckpoint
+from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.schema.schema import DIFF
 from timespine.columnar.schema.types import is_nested

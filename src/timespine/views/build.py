@@ -30,10 +30,9 @@ from timespine.columnar.schema.schema import Schema
 from timespine.core.transitions import RegisterHold, Retain
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
-from timespine.views.carry_out import named_inputs
-from timespine.views.choose import PROCESS, WHOLE, Choice, choose_engine, sizes_of
-from timespine.views.choose import SPARK as ON_SPARK
-from timespine.views.compute import (
+from timespine.views.choose_engine import PROCESS, WHOLE, Choice, choose_engine, sizes_of
+from timespine.views.choose_engine import SPARK as ON_SPARK
+from timespine.views.compute_changes import (
     Compiled,
     ViewDelta,
     check_unique,
@@ -51,6 +50,7 @@ from timespine.views.engine.lowering import WEIGHT, Declined
 from timespine.views.engine.portable import only_spark
 from timespine.views.frame_views import function_of
 from timespine.views.refresh import append_counted
+from timespine.views.refresh_one_view import named_inputs
 from timespine.views.registry import STAGES, add_definition, drop_view
 from timespine.views.spark_engine.session import borrowed, find_session
 
@@ -79,29 +79,31 @@ class FirstBuild:
 
     def query(self) -> Any:
         """Return the DataFrame of what the user wrote."""
-        from timespine.views import on_spark
+        from timespine.views import compute_on_spark
 
         if self._frame is None:
             inputs = named_inputs(self.definition, self.handles)
-            self._frame = on_spark.query_frame(self.compiled.query, inputs, self.time, self.session(), self.function)
+            self._frame = compute_on_spark.query_frame(
+                self.compiled.query, inputs, self.time, self.session(), self.function
+            )
         return self._frame
 
     def schema(self) -> pa.Schema:
         """Return the columns of the view."""
         if self.compiled.plan is not None:
             return pa.schema([(name, column.type) for name, column in self.compiled.named])
-        from timespine.views import on_spark
+        from timespine.views import compute_on_spark
 
-        with on_spark.spark_errors("the view was not created"):
-            return on_spark.query_schema(self.query())
+        with compute_on_spark.spark_errors("the view was not created"):
+            return compute_on_spark.query_schema(self.query())
 
     def compute(self, schema: pa.Schema) -> ViewDelta:
         """Compute all rows."""
         if self.compiled.plan is None:
-            from timespine.views import on_spark
+            from timespine.views import compute_on_spark
 
-            with on_spark.spark_errors("the view was not created"):
-                return on_spark.query_delta(self.query(), schema, None, self.stack)
+            with compute_on_spark.spark_errors("the view was not created"):
+                return compute_on_spark.query_delta(self.query(), schema, None, self.stack)
         source = source_of(self.definition, self.compiled, self.handles, None, self.time, [])
         has_spark = find_session(self.spark) is not None
         sizes = None
@@ -118,20 +120,20 @@ class FirstBuild:
                         f"this process cannot compute the query as Spark does ({declined}): give a session, spark=..."
                     ) from declined
                 self.choice = Choice(ON_SPARK, WHOLE, f"the process declined: {declined}")
-        from timespine.views import on_spark
+        from timespine.views import compute_on_spark
 
         source = source_of(self.definition, self.compiled, self.handles, None, self.time, [])
-        with on_spark.spark_errors("the view was not created"):
-            return on_spark.SparkRefresh.begin(self.session(), self.compiled, source, {}, self.stack).whole()
+        with compute_on_spark.spark_errors("the view was not created"):
+            return compute_on_spark.SparkRefresh.begin(self.session(), self.compiled, source, {}, self.stack).whole()
 
     def check_key(self, name: str, schema: Schema, changes: ViewDelta) -> None:
         """Refuse a key that does not identify the rows."""
         if isinstance(changes.view, pl.DataFrame):
             check_unique(name, schema.key_names, changes.view.clear(), changes.view)
             return
-        from timespine.views import on_spark
+        from timespine.views import compute_on_spark
 
-        several = on_spark.repeated_keys(changes.view, None, schema.key_names)
+        several = compute_on_spark.repeated_keys(changes.view, None, schema.key_names)
         if several:
             raise repeated_key(name, schema.key_names, several)
 
@@ -139,10 +141,10 @@ class FirstBuild:
         """Compare the build with Spark's answer to the text of the user, if there is a session."""
         if find_session(self.spark) is None:
             return
-        from timespine.views import on_spark
-        from timespine.views.compare import check_build
+        from timespine.views import compute_on_spark
+        from timespine.views.compare_with_spark import check_build
 
-        with on_spark.spark_errors("the view was not created: it could not be compared with Spark's answer"):
+        with compute_on_spark.spark_errors("the view was not created: it could not be compared with Spark's answer"):
             check_build(name, self.compiled.plan, self.query(), changes.view, schema)
 
 

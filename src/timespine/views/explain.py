@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from timespine.views.compute import Compiled
+from timespine.views.compute_changes import Compiled
 from timespine.views.definition import INCREMENTAL, SPARK, ViewDefinition
 from timespine.views.engine.accumulators import AGAIN, GREATEST, LEAST, accumulators_of
 from timespine.views.engine.portable import only_spark

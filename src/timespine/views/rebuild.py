@@ -30,7 +30,7 @@ from timespine.core.transitions import AddSchema, Retain
 from timespine.errors import Contention, LateRows, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.views.build import FirstBuild, create_stages
-from timespine.views.compute import Compiled, ViewDelta, input_handles, net_difference, stored_rows
+from timespine.views.compute_changes import Compiled, ViewDelta, input_handles, net_difference, stored_rows
 from timespine.views.definition import ViewDefinition, rebound_input
 from timespine.views.frame_views import function_of
 from timespine.views.refresh import ATTEMPTS, append_counted, refresh_together

@@ -47,7 +47,9 @@ from timespine.views.choose import CHANGES, PROCESS, SPARK, check_engine
 from timespine.views.compute import compile_definition, compile_present, update_rows
 from timespine.views.definition import dropped_input
 from timespine.views.frame_views import function_of
-from timespine.views.look import RefreshLook
+from timespine.views.refresh_costs import note_refresh
+from timespine.views.refresh_look import RefreshLook
+from timespine.views.refresh_one_view import Carrier, Work
 from timespine.views.registry import definitions
 from timespine.views.status import time_of_view
 from timespine.views.took import note_refresh
@@ -293,7 +295,7 @@ def append_counted(
     elif isinstance(rows, pl.DataFrame):
         transaction.append(collection, update_rows(rows, schema), at=time, upper=time + 1)
     else:
-        from timespine.views.on_spark import append_large
+        from timespine.views.compute_on_spark import append_large
 
         append_large(transaction, handle_of(collection), schema, rows, time, stack)
 

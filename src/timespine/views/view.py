@@ -23,7 +23,7 @@ from timespine.columnar.schema.types import stored_type
 from timespine.errors import CollectionExists, UnsupportedView, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.views.build import FirstBuild, create_filled, verify_view
-from timespine.views.compute import (
+from timespine.views.compute_changes import (
     Compiled,
     compile_definition,
     input_handles,

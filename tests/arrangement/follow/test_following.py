@@ -102,7 +102,7 @@ def test_a_schema_that_never_stands_still_is_given_up(orders):
         orders.evolve(add={f"c{next(count)}": "int64"})
         return real(self, *args, **kwargs)
 
-    thrice = mock.patch.object(begin, "SCHEMA_TRIES", 3)
+    thrice = mock.patch.object(begin_following, "SCHEMA_TRIES", 3)
     with mock.patch.object(type(orders), "subscribe", subscribe), thrice, pytest.raises(Determinate, match="3 times"):
         orders.arrange()
     assert not orders._handle.context.arrangements

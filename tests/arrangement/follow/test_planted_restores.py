@@ -14,8 +14,8 @@ import pytest
 import timespine as ts
 from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.checkpoint import CheckpointFolder
-from timespine.arrangement.follow import begin
-from timespine.arrangement.follow.begin import Beginning
+from timespine.arrangement.follow import begin_following
+from timespine.arrangement.follow.begin_following import Beginning
 from timespine.arrangement.follow.saving import Saving
 from timespine.client.collection import Collection
 from timespine.errors import SinceError
@@ -98,17 +98,17 @@ def the_frontier_is_one_too_high():
 
 
 def any_checkpoint_fits():
-    return mock.patch.object(begin, "misfit", return_value=None)
+    return mock.patch.object(begin_following, "misfit", return_value=None)
 
 
 def a_backup_is_not_noticed():
-    real = begin.misfit
+    real = begin_following.misfit
 
     def misfit(stored, wanted, schema, state):
         reason = real(stored, wanted, schema, state)
         return None if reason is not None and "backup" in reason else reason
 
-    return mock.patch.object(begin, "misfit", misfit)
+    return mock.patch.object(begin_following, "misfit", misfit)
 
 
 def history_that_is_gone_is_passed_over():

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from timespine.arrangement.batch.chunk import Chunk
-from timespine.arrangement.follow.begin import Followed
-from timespine.arrangement.follow.origin import origin_of
-from timespine.arrangement.follow.question import Question
+from timespine.arrangement.follow.begin_following import Followed
+from timespine.arrangement.follow.checkpoint_origin import origin_of
+from timespine.arrangement.follow.followed_rows import Question
 from timespine.client.engine_interface import CollectionHandle
 from timespine.core.arrangement.checkpoint_policy import save_pause_s
 from timespine.errors import Determinate, TimespineError, UsageError

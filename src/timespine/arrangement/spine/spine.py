@@ -23,10 +23,10 @@ from timespine.arrangement.checkpoint import CheckpointFolder
 from timespine.arrangement.read.cursor import Cursor
 from timespine.arrangement.read.view import ArrangementView
 from timespine.arrangement.read.window import WindowSource
-from timespine.arrangement.spine.figures import spine_metrics
 from timespine.arrangement.spine.merger import Mergers, shared_mergers
 from timespine.arrangement.spine.retention_filters import Keep, RetentionFilters, RowFilter, ValueFilter
 from timespine.arrangement.spine.spine_driver import SpineDriver
+from timespine.arrangement.spine.spine_metrics import spine_metrics
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.columnar.predicate.column import Where, as_predicate
 from timespine.columnar.schema.schema import Schema, shown_names

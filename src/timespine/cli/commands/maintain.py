@@ -18,7 +18,7 @@ from timespine.cli.output.progress import progress, spinner
 from timespine.cli.output.row_writers import done_document, write_document, write_done, write_table
 from timespine.cli.output.text import count_text, fields, one_line, size
 from timespine.client.diagnostics.doctor import HealthReport, examine
-from timespine.client.maintenance.report import MaintenanceReport
+from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.open_store import accept_loss as accept_loss_of
 from timespine.client.store import Store
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timespine.client.context import StoreContext
-from timespine.client.maintenance.report import describe_error
+from timespine.client.maintenance.maintenance_report import describe_error
 from timespine.client.maintenance.scheduler import Maintenance
 from timespine.columnar.merge.engine import Engine
 from timespine.columnar.parts.part_list_tree import add_to_counter

@@ -40,9 +40,8 @@ from timespine.client.maintenance.due import (
 )
 from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth_forgetting
 from timespine.client.maintenance.idle_tracker import IdleTracker
+from timespine.client.maintenance.maintenance_report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.maintenance_thread import MaintenanceThread
-from timespine.client.maintenance.report import NO_SPACE, MaintenanceReport, describe_error
-from timespine.client.maintenance.rewrite_unsealed import worth_rewriting
 from timespine.client.maintenance.settled_collections import (
     SettledCollections,
     has_lapsed_leases,
@@ -50,6 +49,7 @@ from timespine.client.maintenance.settled_collections import (
     retention_horizon,
 )
 from timespine.client.maintenance.sweep_turns import SweepTurns
+from timespine.client.maintenance.unsealed_rewrite_policy import worth_rewriting
 from timespine.client.maintenance.upkeep_timing import UpkeepTiming
 from timespine.columnar.kernels.background_flag import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting

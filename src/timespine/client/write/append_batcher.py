@@ -29,8 +29,8 @@ from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.append import append_rows
 from timespine.client.write.bulk_load import bulk_load
 from timespine.client.write.prepare import PreparedRows, next_free_time, to_updates
-from timespine.client.write.small_appends.append_request import SmallAppends
 from timespine.client.write.small_appends.group_append_step import ConvertedAppends, GroupAppendStep
+from timespine.client.write.small_appends.relay_messages import SmallAppends
 from timespine.client.write.stage import StagedRuns, did_not_commit, stage
 from timespine.client.write.transaction_steps import AppendStep, StepResult
 from timespine.client.write_results import CommitResult

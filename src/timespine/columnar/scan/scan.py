@@ -217,7 +217,7 @@ def needs_no_merge(parts: Parts, run: Run, request: ScanRequest) -> bool:
         return False
     if any(part.hollow for part in run.parts):
         metas = [meta for part in parts.leaves(run.parts) if (meta := meta_of(part)) is not None]
-    # SUBTLE: the last row of a part may go on in the next one (test_settled.py).
+    # SUBTLE: the last row of a part may go on in the next one (test_settled_run.py).
     return all(_is_before(meta.upper, after.lower) for meta, after in pairwise(metas))
 
 

@@ -16,7 +16,7 @@ from timespine.columnar.scan.slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import LeaseExpired, UsageError
 from timespine.spark.blob_location import BlobLocation
-from timespine.spark.change_log_words import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
+from timespine.spark.change_log_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
 from timespine.spark.hide_tracebacks import plain_errors
 from timespine.spark.type_mapping import to_spark_schema, to_spark_table
 

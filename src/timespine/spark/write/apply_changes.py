@@ -21,7 +21,7 @@ from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, short_repr
-from timespine.spark.change_log_words import (
+from timespine.spark.change_log_columns import (
     CHANGE_TYPE,
     COMMIT_VERSION,
     DELETE_KINDS,

@@ -16,7 +16,7 @@ from timespine.testing.stores.history import History, StoreProcess
 from timespine.testing.stores.history_run import FAULTS, HistoryRun, run_course
 from timespine.testing.stores.users import KEYS, Caller
 from timespine.views import refresh, view  # noqa: F401 (histories patch modules that are there)
-from timespine.views.compute import compile_definition
+from timespine.views.compute_changes import compile_definition
 
 SHAPE = {"key": {"k": "int64"}, "value": {"v": "string", "n": "int64"}}
 

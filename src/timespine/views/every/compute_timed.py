@@ -9,7 +9,7 @@ import polars as pl
 from timespine.client.engine_interface import ReadOptions, open_updates
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError
-from timespine.views.compute import Compiled, ViewDelta, stage_changes
+from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
 from timespine.views.engine.store_source import InputReader, StoreSource

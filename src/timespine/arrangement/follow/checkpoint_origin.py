@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from timespine.arrangement.follow.question import Question
+from timespine.arrangement.follow.followed_rows import Question
 from timespine.arrangement.manifest import StoredCheckpoint
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import HistoryEntry, State

@@ -12,13 +12,13 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 from run_cases import CONFIG, Place, questions, worlds
 from test_part_stats import updates as update_tables
-from test_settled import read, rows_of, settled_table
+from test_settled_run import read, rows_of, settled_table
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.scan import changed as changed_module
+from timespine.columnar.scan import changed_run as changed_module
 from timespine.columnar.scan import parallel_scan
-from timespine.columnar.scan import settled as settled_module
-from timespine.columnar.scan.changed import changed_run
+from timespine.columnar.scan import settled_run as settled_module
+from timespine.columnar.scan.changed_run import changed_run
 from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.visibility import Window

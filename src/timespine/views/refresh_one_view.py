@@ -14,9 +14,9 @@ import polars as pl
 from timespine.client.engine_interface import CollectionHandle, Store
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.errors import UsageError
-from timespine.views.choose import CHANGES, PROCESS, WHOLE, Choice, choose_engine, sizes_of
-from timespine.views.choose import SPARK as ON_SPARK
-from timespine.views.compute import (
+from timespine.views.choose_engine import CHANGES, PROCESS, WHOLE, Choice, choose_engine, sizes_of
+from timespine.views.choose_engine import SPARK as ON_SPARK
+from timespine.views.compute_changes import (
     Compiled,
     ViewDelta,
     check_unique,
@@ -34,8 +34,8 @@ from timespine.views.engine.portable import only_spark
 from timespine.views.engine.store_source import StoredView, StoreSource
 from timespine.views.engine.touched_rows import TouchedInputs
 from timespine.views.every.compute_timed import check_unique_along, compute_timed
+from timespine.views.refresh_costs import read_took
 from timespine.views.spark_engine.session import find_session
-from timespine.views.took import read_took
 
 
 @dataclass(slots=True)
@@ -104,11 +104,11 @@ class Carrier:
             raise UsageError(f"{work.name} is computed on Spark from views: refresh these first, by themselves")
         if self.engine == PROCESS:
             raise UsageError(f"only Spark can compute {work.name}: leave out engine='process'")
-        from timespine.views import on_spark
+        from timespine.views import compute_on_spark
 
         _, schema = work.handle.schema(work.handle.state())
         stored = (work.handle, work.before) if work.before >= 0 else None
-        with on_spark.spark_errors(_stays(work)):
+        with compute_on_spark.spark_errors(_stays(work)):
             inputs = named_inputs(work.definition, work.inputs)
             frame = on_spark.query_frame(work.compiled.query, inputs, time, self.session(), work.function)
             work.changes = on_spark.query_delta(frame, schema.arrow, stored, self.stack)
@@ -195,14 +195,16 @@ class Carrier:
         return ViewDelta(net_difference(whole.view, stored_rows(work.handle, work.before)), [], whole.fetched)
 
     def _on_spark(self, work: Work, source: StoreSource, large: dict[str, Any]) -> ViewDelta:
-        from timespine.views import on_spark
+        from timespine.views import compute_on_spark
 
         assert work.choice is not None
-        with on_spark.spark_errors(_stays(work)):
+        with compute_on_spark.spark_errors(_stays(work)):
             if work.choice.how == CHANGES:
-                return on_spark.SparkRefresh.begin(self.session(), work.compiled, source, large, self.stack).changes()
+                return compute_on_spark.SparkRefresh.begin(
+                    self.session(), work.compiled, source, large, self.stack
+                ).changes()
             source.stages = {}
-            refresh = on_spark.SparkRefresh.begin(self.session(), work.compiled, source, large, self.stack)
+            refresh = compute_on_spark.SparkRefresh.begin(self.session(), work.compiled, source, large, self.stack)
             if work.before < 0:
                 return refresh.whole()
             return refresh.whole([work.handle, *work.stages], work.before)
@@ -222,12 +224,12 @@ class Carrier:
             else:
                 check_unique(work.name, schema.key_names, before, changed)
             return
-        from timespine.views import on_spark
+        from timespine.views import compute_on_spark
 
         stored = None
         if work.before >= 0:
-            stored = on_spark.stored_frame(self.session(), work.handle, work.before, schema.key_names)
-        several = on_spark.repeated_keys(changed, stored, schema.key_names)
+            stored = compute_on_spark.stored_frame(self.session(), work.handle, work.before, schema.key_names)
+        several = compute_on_spark.repeated_keys(changed, stored, schema.key_names)
         if several:
             raise repeated_key(work.name, schema.key_names, several)
 

@@ -27,7 +27,7 @@ from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import ROW_BYTES, Parts, meta_of
 from timespine.columnar.scan.request import ScanRequest, empty_table
 from timespine.columnar.scan.scan import scan
-from timespine.columnar.scan.settled import decode_settled, settled_parts
+from timespine.columnar.scan.settled_run import decode_settled, settled_parts
 from timespine.columnar.schema.schema import DIFF
 from timespine.columnar.schema.types import is_nested
 from timespine.core.batch import Part, Run
@@ -47,7 +47,7 @@ class ChangedRun(NamedTuple):
 def changed_run(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> ChangedRun | None:
     """Return the runs as a settled run and few changes; None if they are anything else.
 
-    SUBTLE: keys of which two that are equal have other bits (0.0 and -0.0) are left to the merge (test_changed.py).
+    SUBTLE: keys of which two that are equal have other bits (0.0 and -0.0) are left to the merge (test_changed_run.py).
     """
     types = [request.schema.types[name] for name in request.schema.key_names]
     if len(runs) < 2 or not request.schema.key or any(is_nested(kind) or pa.types.is_floating(kind) for kind in types):

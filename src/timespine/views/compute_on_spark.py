@@ -27,7 +27,7 @@ from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import to_spark
 from timespine.spark.type_mapping import arrow_columns
 from timespine.spark.write import run_tasks
-from timespine.views.compute import Compiled, ViewDelta, stage_changes
+from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import consolidate
 from timespine.views.engine.lowering import WEIGHT, to_memory

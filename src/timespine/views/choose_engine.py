@@ -4,8 +4,8 @@
     process   0.005 s + rows * 0.5 us        Spark   0.6 s + rows * 0.15 us        each times its factor
 
 The constants are of TPC-H on two cores. The factors are what past refreshes of the view took, over what was expected
-(`views.took`). What the process cannot compute as Spark does goes to Spark. Where most of an input changed, policy
-"auto" lets Spark compute the view whole and compare. The caller may force an engine. A choice always says why.
+(`views.refresh_costs`). What the process cannot compute as Spark does goes to Spark. Where most of an input changed,
+policy "auto" lets Spark compute the view whole and compare. The caller may force an engine. A choice always says why.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from timespine.arrangement.batch.batch import Batch, batch_of
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.checkpoint import CheckpointFolder
-from timespine.arrangement.follow.origin import misfit, origin_of
-from timespine.arrangement.follow.question import NamedColumns, Question
+from timespine.arrangement.follow.checkpoint_origin import misfit, origin_of
+from timespine.arrangement.follow.followed_rows import NamedColumns, Question
 from timespine.arrangement.manifest import read_manifest
 from timespine.arrangement.spine.spine import Spine
 from timespine.client.collection import Collection
