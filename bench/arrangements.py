@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from bench.arrangement_rows import BATCH, SCHEMA, Figures, in_turns, medians, rows_of_ids
 from bench.arrangement_stores import enriched, stored
 from bench.arrangement_streams import inserts
-from timespine.arrangement.opened import OpenedCheckpoint
+from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
 from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.schema.schema import DIFF, TIME
 

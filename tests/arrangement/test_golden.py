@@ -12,7 +12,7 @@ import pytest
 from golden_checkpoint import CHECKPOINTS, ORDERS, write_checkpoint, write_followed
 
 import timespine as ts
-from timespine.arrangement.follow.origin import CheckpointOrigin
+from timespine.arrangement.follow.checkpoint_origin import CheckpointOrigin
 from timespine.arrangement.manifest import read_manifest
 from timespine.errors import CorruptionError, VersionError
 from timespine.model.frontier import Frontier

@@ -10,7 +10,7 @@ from mutations import bug, in_arrangements, patched
 
 from timespine.arrangement import checkpoint
 from timespine.arrangement.checkpoint import CheckpointFolder
-from timespine.arrangement.follow.begin import Beginning
+from timespine.arrangement.follow.begin_following import Beginning
 from timespine.arrangement.manifest import manifest_name
 from timespine.model.frontier import Frontier
 

@@ -14,7 +14,7 @@ from timespine.client.write.transaction import Transaction
 from timespine.core.transitions import AdvanceUpper, CompareAndDowngrade, RegisterHold
 from timespine.errors import LateRows, UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.views import carry_out, compute, rebuild, refresh, registry
+from timespine.views import compute_changes, rebuild, refresh, refresh_one_view, registry
 from timespine.views.engine import accumulators
 from timespine.views.engine.evaluate import Evaluator
 from timespine.views.engine.store_source import InputReader
@@ -344,14 +344,14 @@ def a_rebuild_keeps_the_definition_of_the_old_stages() -> Iterator[None]:
 @in_views
 @bug
 def a_view_at_every_time_changes_at_the_last_one() -> Iterator[None]:
-    real = carry_out.compute_timed
+    real = refresh_one_view.compute_timed
 
     def compute_timed(compiled, source, before):
         made = real(compiled, source, before)
         made.view = sum_timed(made.view.with_columns(pl.col(TIME).max()))
         return made
 
-    with patched(carry_out, "compute_timed", compute_timed):
+    with patched(refresh_one_view, "compute_timed", compute_timed):
         yield
 
 

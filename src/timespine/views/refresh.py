@@ -42,9 +42,8 @@ from timespine.errors import (
     UsageError,
 )
 from timespine.model.frontier import Frontier
-from timespine.views.carry_out import Carrier, Work
-from timespine.views.choose import CHANGES, PROCESS, SPARK, check_engine
-from timespine.views.compute import compile_definition, compile_present, update_rows
+from timespine.views.choose_engine import CHANGES, PROCESS, SPARK, check_engine
+from timespine.views.compute_changes import compile_definition, compile_present, update_rows
 from timespine.views.definition import dropped_input
 from timespine.views.frame_views import function_of
 from timespine.views.refresh_costs import note_refresh
@@ -52,7 +51,6 @@ from timespine.views.refresh_look import RefreshLook
 from timespine.views.refresh_one_view import Carrier, Work
 from timespine.views.registry import definitions
 from timespine.views.status import time_of_view
-from timespine.views.took import note_refresh
 
 ATTEMPTS = 16
 """Times that a refresh is planned, because other processes refresh the same views."""

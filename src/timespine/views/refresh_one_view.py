@@ -110,8 +110,8 @@ class Carrier:
         stored = (work.handle, work.before) if work.before >= 0 else None
         with compute_on_spark.spark_errors(_stays(work)):
             inputs = named_inputs(work.definition, work.inputs)
-            frame = on_spark.query_frame(work.compiled.query, inputs, time, self.session(), work.function)
-            work.changes = on_spark.query_delta(frame, schema.arrow, stored, self.stack)
+            frame = compute_on_spark.query_frame(work.compiled.query, inputs, time, self.session(), work.function)
+            work.changes = compute_on_spark.query_delta(frame, schema.arrow, stored, self.stack)
         work.choice = Choice(ON_SPARK, WHOLE, _whole_why(work))
 
     # Plans.

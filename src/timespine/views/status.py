@@ -16,7 +16,7 @@ from timespine.client.engine_interface import (
 )
 from timespine.core.state import State
 from timespine.errors import UsageError
-from timespine.views.compute import input_handles
+from timespine.views.compute_changes import input_handles
 from timespine.views.definition import ViewDefinition
 
 REFRESHES = 5

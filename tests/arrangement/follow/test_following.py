@@ -11,7 +11,7 @@ import pytest
 
 import timespine as ts
 from timespine.arrangement.arrangement import Arrangement
-from timespine.arrangement.follow import begin
+from timespine.arrangement.follow import begin_following
 from timespine.arrangement.spine.spine import Spine
 from timespine.client.engine_interface import handle_of
 from timespine.client.read.arranged_rows import arranged_rows

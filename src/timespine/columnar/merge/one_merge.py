@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from timespine.columnar.merge.around_changes import PassedPart, PlanItem, is_cut_by_bounds, merge_groups, plan_around
-from timespine.columnar.merge.past_rows import can_split, split_past, time_at_or_after_all
 from timespine.columnar.merge.plan import InputPart, Stretch, is_from, is_until, stretches
+from timespine.columnar.merge.split_past import can_split, split_past, time_at_or_after_all
 from timespine.columnar.parts.copied_groups import RowGroups
 from timespine.columnar.parts.inline_part import InlineRule
 from timespine.columnar.parts.part_cache import CacheHint, PartCache

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from timespine.arrangement.arrangement import Arrangement, arrange
-from timespine.arrangement.opened import OpenedCheckpoint
+from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
 from timespine.arrangement.spine import spine as spine_module
 from timespine.client.collection import Collection
 from timespine.client.store import Store

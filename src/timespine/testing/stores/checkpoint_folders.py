@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from timespine.arrangement import checkpoint, manifest, opened
+from timespine.arrangement import checkpoint, manifest, opened_checkpoint
 from timespine.arrangement.batch import file
 from timespine.arrangement.manifest import BATCH_FILE, manifest_name, manifest_numbers, read_manifest
 from timespine.core.arrangement.spine_files import MANIFESTS_KEPT
@@ -160,7 +160,11 @@ class CheckpointFolders:
             for module, name, value in (
                 *((checkpoint, "os", acting), (manifest, "os", acting), (checkpoint, "uuid", fresh)),
                 *((checkpoint, "write_batch", write_batch), (checkpoint, "open_regular", open_regular)),
-                *((checkpoint, "sync", sync), (checkpoint, "sync_path", sync_path), (opened, "pin_manifest", pin)),
+                *(
+                    (checkpoint, "sync", sync),
+                    (checkpoint, "sync_path", sync_path),
+                    (opened_checkpoint, "pin_manifest", pin),
+                ),
                 (checkpoint.CheckpointFolder, "__init__", init),
             ):
                 stack.enter_context(mock.patch.object(module, name, value))
