@@ -90,7 +90,9 @@ class Lowering:
         """Return an operand of an operation on doubles: a constant becomes a column."""
         if not isinstance(expression, Literal):
             return self.lower(expression)
-        self.constants.append(None if expression.value is None else float(expression.value))
+        value = expression.value
+        assert value is None or isinstance(value, float)
+        self.constants.append(value)
         return pl.col(f"_constant{len(self.constants) - 1}")
 
     def select(self, frame: pl.DataFrame, outputs: Iterable[pl.Expr]) -> pl.DataFrame:
