@@ -36,7 +36,7 @@ _QUARTER = 1 << 125
 """What may be doubled, and added to another such number, in 128 bits."""
 
 NEGATED_DIGITS = 34
-"""Spark rounds decimals to so many digits when it negates them."""
+"""Spark rounds decimals to this number of digits when it negates them."""
 
 
 class Declined(Exception):
