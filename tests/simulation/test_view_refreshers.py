@@ -26,7 +26,7 @@ def test_every_kind_of_fault_and_of_call_happens():
     faults = {*FAULT_KINDS, "crashes"}
     calls = {"create view", "refresh", "refresh all", "drop view", "drop", "read view", "write to view", "verify"}
     calls |= {"append", "upsert", "delete", "write", "seal", "catch up", "move a key", "expire inputs", "compact"}
-    calls |= {"seal idle", "transaction", "maintain"}
+    calls |= {"seal idle", "transaction", "maintain", "rebuild"}
     missing = faults | calls
     for seed in range(60):
         result = run_view_history(seed, 30, tracing=True)
