@@ -1,6 +1,6 @@
 """The oracle of views: Spark answers the text of each, over the inputs as of every refresh point.
 
-175 views (the 22 of TPC-H, 43 shapes of TPC-DS, 110 others) follow random histories with upserts, deletes, late rows,
+177 views (the 22 of TPC-H, 43 shapes of TPC-DS, 112 others) follow random histories with upserts, deletes, late rows,
 seals, expiry and compaction. A roulette chooses the engine of each refresh. Spark answers many texts in one job. The
 short version asks it about the last refresh point; the long one, `make soak`, about all points of longer histories.
 """

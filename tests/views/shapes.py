@@ -36,6 +36,8 @@ SHAPES = {
     "left groups": "SELECT a.k, count(b.k) AS n FROM a LEFT JOIN b ON a.g = b.g GROUP BY a.k",
     "join with groups": "SELECT a.k, t.hi FROM a JOIN (SELECT g, max(v) AS hi FROM b GROUP BY g) t ON a.g = t.g",
     "average": "SELECT g, avg(v) AS m FROM a GROUP BY g",
+    "rollup of texts": "SELECT g, s, sum(v) AS t, count(*) AS n FROM a GROUP BY ROLLUP(g, s)",
+    "cube of numbers": "SELECT g, v, max(k) AS hi, grouping(g) AS i FROM a GROUP BY CUBE(g, v)",
     # Distinct and set operations.
     "distinct": "SELECT DISTINCT g, v FROM a",
     "union": "SELECT g FROM a UNION SELECT g FROM b",

@@ -116,7 +116,7 @@ def _in_place(
 def _rebuild_time(made: ViewDefinition, handles: dict[str, CollectionHandle], before: int) -> int:
     """Return the time at which a view is computed again.
 
-    SUBTLE: not the newest one, if the view is exact at every time (`a_rebuild_skips_times` in planted_views.py).
+    SUBTLE: not the newest one, if the view is exact at every time (test_rebuild.py).
     """
     return before if made.times == "every" else first_time(handles)
 

@@ -44,7 +44,7 @@ class ViewUser(WritingUser, MaintainingUser):
             self.create_view: 4,
             self.refresh_all: 12,
             self.refresh_some: 12,
-            self.rebuild: 3,
+            self.rebuild: 8,
             self.drop_view: 2,
             self.drop_input: 2,
             self.read_view: 5,

@@ -17,6 +17,7 @@ from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Litera
 from timespine.views.sql.functions import (
     BIGINT,
     DATE,
+    DIGITS,
     DOUBLE,
     INT,
     TEXT,
@@ -262,12 +263,19 @@ def literal(node: Any, sign: str = "") -> Expression:
 
 
 def _check_constants(node: Any, one: Expression, two: Expression) -> None:
-    """Refuse a constant expression beside a decimal: Spark counts the digits of constants only as they are written."""
+    """Refuse a constant expression beside a decimal: Spark counts the digits of constants only as they are written.
+
+    In a comparison they do not matter, unless both sides together have more digits than a decimal.
+    """
     for part, made, other in ((node.this, one, two), (node.expression, two, one)):
-        if isinstance(made, Literal) and isinstance(made.value, int) and pa.types.is_decimal(other.type):
-            inner = part.unnest()
-            if not isinstance(inner.this if isinstance(inner, exp.Neg) else inner, exp.Literal):
-                raise NotListed(f"a constant expression beside a decimal: write {made.value}")
+        if not isinstance(made, Literal) or not isinstance(made.value, int) or not pa.types.is_decimal(other.type):
+            continue
+        inner = part.unnest()
+        if isinstance(inner.this if isinstance(inner, exp.Neg) else inner, exp.Literal):
+            continue
+        if isinstance(node, exp.Predicate) and other.type.scale + 20 <= DIGITS:
+            continue
+        raise NotListed(f"a constant expression beside a decimal: write {made.value}")
 
 
 def _date_of(expression: Expression) -> Expression:
