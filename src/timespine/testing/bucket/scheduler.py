@@ -146,7 +146,8 @@ class BucketScheduler:
                 result: object = self._perform(process, effect)
             except Unavailable as error:
                 result = error
-            self.note(f"{process.name} {_shown(effect)} -> {_shown_result(result)}")
+            if self.tracing:
+                self.note(f"{process.name} {_shown(effect)} -> {_shown_result(result)}")
             delay = back_ms
             if not self.is_calm and self.random.random() < self.faults.pause:
                 self.world.counts["pauses"] += 1

@@ -18,17 +18,17 @@ from timespine.core.protocols import garbage, load_state
 from timespine.testing.simulator import world
 
 WHERE: tuple[ModuleType, ...] = (garbage, load_state, world)
-"""The modules that use them."""
+"""The modules that use them in every history."""
 
 
 @contextmanager
-def memoized() -> Iterator[None]:
-    """Cache decoded and applied diffs until the end of the block."""
+def memoized(*others: ModuleType) -> Iterator[None]:
+    """Cache decoded and applied diffs until the end of the block, in `others` too."""
     kept: list[tuple[ModuleType, str, Any]] = []
     try:
         for real in (decode_diff, decode_run, decode_state, apply_diff):
             remembered = (_memoize_by_identity if real is apply_diff else _memoize_by_value)(real)
-            for module in WHERE:
+            for module in (*WHERE, *others):
                 # A test may have planted another function there: it stays.
                 if getattr(module, real.__name__, None) is real:
                     kept.append((module, real.__name__, real))

@@ -307,7 +307,8 @@ class Simulator:
         operation.status = "ok" if error is None else "error"
         operation.result, operation.error = value, error
         self._compare_states(process)
-        self.note(process, f"ends {operation.kind} {operation.id}: {value if error is None else repr(error)}")
+        if self.tracing:
+            self.note(process, f"ends {operation.kind} {operation.id}: {value if error is None else repr(error)}")
         operation.expect(operation)
 
     def _compare_states(self, process: SimulatedProcess) -> None:

@@ -108,6 +108,10 @@ class History:
         self.faults = Faults(
             *(getattr(faults, each) * self.random.choice((0.0, 0.25, 1.0)) for each in Faults.__slots__)
         )
+        self._fault_chance = 1e-9 + sum(
+            (self.faults.crash, 1.125 * self.faults.pause, self.faults.clock, AWAY_CHANCE * self.faults.outage)
+        )
+        """At least the chance of a fault at a switch point."""
         self.config = self.random.choice((QUICK, SMALL, BLOBS))
         self.config = replace(self.config, relay_appends=self.random.random() < RELAYED)
         self._favour: dict[str, int] = {}
@@ -145,17 +149,26 @@ class History:
 
     def _step(self, task: ScheduledThread, where: str) -> None:
         """Inject the faults of a switch point."""
-        self.world.step = self.scheduler.steps
+        scheduler = self.scheduler
+        self.world.step = scheduler.steps
         if self.tracing:
-            self.note(f"{where}")
-        self._check_progress()
+            self.note(where)
+        if self.running and scheduler.now - self.running[0].began > CALL_S:
+            self._check_progress()
         process = task.process
         if self.is_calm or not isinstance(process, StoreProcess):
             return
-        chance = self.scheduler.random.random()
-        faults = self.faults
+        chance = scheduler.random.random()
         if where.startswith("put "):
             self._put(process, where)
+        if chance < self._fault_chance:
+            self._disturb(process, where, chance)
+        if self.storage.ghosts and scheduler.random.random() < 0.05:
+            self.storage.release_ghosts(scheduler.random.randrange(len(self.storage.ghosts)))
+
+    def _disturb(self, process: StoreProcess, where: str, chance: float) -> None:
+        """Inject the fault that a number stands for, if any: it is below the sum of the chances of all."""
+        faults = self.faults
         if chance < faults.crash:
             self._crash(process)
         chance -= faults.crash
@@ -182,8 +195,6 @@ class History:
         is_committed = where.startswith("compare and set ") and where.endswith(" was done")
         if 0 <= chance < faults.outage * (AWAY_CHANCE if is_committed else 1):
             self.go_away(self.scheduler.random.choice((0.2, 2.0, 10.0)))
-        if self.storage.ghosts and self.scheduler.random.random() < 0.05:
-            self.storage.release_ghosts(self.scheduler.random.randrange(len(self.storage.ghosts)))
 
     def go_away(self, away_s: float) -> None:
         """Let storage fail for a while."""
@@ -288,7 +299,9 @@ class History:
         finally:
             call.until_event = world.event
             self.running.remove(call)
-            self.note(f"ends {call}: {_ADDRESS.sub('', repr(call.result if call.error is None else call.error))}")
+            if self.tracing:
+                said = repr(call.result if call.error is None else call.error)
+                self.note(f"ends {call}: {_ADDRESS.sub('', said)}")
         return call
 
     def close(self, process: StoreProcess) -> None:

@@ -20,6 +20,7 @@ from timespine.core.state import State, Status
 from timespine.testing.simulator.checker import HistoryResult
 from timespine.testing.simulator.memoize import memoized
 from timespine.testing.simulator.simulator import Faults
+from timespine.testing.stores import world
 from timespine.testing.stores.check_answers import StoreAnswerChecks, count_read_rows, key_and_value, last_time
 from timespine.testing.stores.history import History, StoreProcess
 from timespine.testing.stores.maintaining_users import MaintainingUser
@@ -280,7 +281,13 @@ def run_store_history(seed: int, operations: int, faults: Faults | None = None, 
 def run_course(seed: int, course: HistoryRun) -> HistoryResult:
     """Run the course of a history in a world of its own."""
     history = course.history
-    with memoized(), without_log(), with_short_waits(), with_numbered_ids(history), virtual_threads(history.scheduler):
+    with (
+        memoized(world),
+        without_log(),
+        with_short_waits(),
+        with_numbered_ids(history),
+        virtual_threads(history.scheduler),
+    ):
         history.scheduler.run(course.run)
     if history.scheduler.deadlock and not history.world.violations:
         history.world.violate(f"no thread can go on: {'; '.join(history.scheduler.deadlock)}")

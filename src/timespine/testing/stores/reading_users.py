@@ -13,7 +13,7 @@ from timespine.errors import HandleExpired, NotSealed, SinceError, UsageError
 from timespine.testing.stores.check_answers import count_read_rows, last_time, written_of
 from timespine.testing.stores.user_calls import UserCall
 from timespine.testing.stores.users import KEYS, Caller, Kinds
-from timespine.testing.stores.world import Counts, Written, project_values
+from timespine.testing.stores.world import Counts, Written, projection
 
 
 class ReadingUser(Caller):
@@ -173,7 +173,7 @@ class ReadingUser(Caller):
                 if commit.seqno <= seqno:
                     for row, time, diff in commit.updates:
                         if time >= upper:
-                            expected[project_values(row, schema), time] += diff
+                            expected[projection(schema)(row), time] += diff
             if found != {each: count for each, count in expected.items() if count}:
                 self.violate(call, f"found {found}, not {dict(expected)}")
 
@@ -295,7 +295,7 @@ class ReadingUser(Caller):
             for commit in truth.added:
                 if commit.seqno <= event.seqno:
                     for row, time, diff in commit.updates:
-                        expected[project_values(row, hearing.schema), max(time, since)] += diff
+                        expected[projection(hearing.schema)(row), max(time, since)] += diff
             self._compare_heard(call, event, expected, hearing)
             hearing.seqno = event.seqno
             return
@@ -310,7 +310,7 @@ class ReadingUser(Caller):
             updates = [each.updates for each in truth.added if each.seqno == event.seqno]
             expected = Counter()
             for row, time, diff in updates[0] if updates else ():
-                expected[project_values(row, hearing.schema), time] += diff
+                expected[projection(hearing.schema)(row), time] += diff
             self._compare_heard(call, event, expected, hearing)
         elif self.world.states[hearing.collection][event.seqno].upper != event.upper:
             self.violate(call, f"heard that {event.seqno} sealed up to {event.upper}, which it did not")

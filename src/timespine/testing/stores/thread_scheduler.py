@@ -118,14 +118,17 @@ class Scheduler:
         task = self.current
         if task is None:
             return
-        self.check_alive()
+        process, chance = task.process, self.random.random
+        if process.is_dead:
+            raise Killed
         self.steps += 1
-        self.now += self.random.random() * STEP_S
+        self.now += chance() * STEP_S
         self.on_step(task, where)
-        self.check_alive()
+        if process.is_dead:
+            raise Killed
         if self.is_over():
             self._give_home(task)
-        elif task.process.paused_until > self.now or self.random.random() >= self.stay:
+        elif process.paused_until > self.now or chance() >= self.stay:
             self._pass_on(task)
 
     def park(self, reason: str, timeout_s: float | None = None) -> bool:
@@ -263,7 +266,8 @@ class Scheduler:
                 if task.parked == number and not task.is_done:
                     task.parked = 0
                     self._ready.append(task)
-            ready = [task for task in self._ready if task.process.paused_until <= self.now]
+            now = self.now
+            ready = [task for task in self._ready if task.process.paused_until <= now]
             if ready:
                 return ready[int(self.random.random() * len(ready))] if len(ready) > 1 else ready[0]
             moments = [task.process.paused_until for task in self._ready]

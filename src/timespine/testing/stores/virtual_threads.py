@@ -84,18 +84,29 @@ class _Locking(Virtual):
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.release()
 
-    def _taken(self, is_free: Callable[[], bool], reason: str, blocking: bool, timeout: float) -> bool:
+    def _is_free(self) -> bool:
+        """Tell whether a thread can take it now."""
+        raise NotImplementedError
+
+    def _holder_name(self) -> str:
+        """Name what a thread waits for, for people."""
+        raise NotImplementedError
+
+    def _taken(self, blocking: bool, timeout: float) -> bool:
         """Wait until it is free; return False after the timeout."""
         scheduler = self.scheduler
         if scheduler.current is None:
             return True
         if not blocking or timeout == 0:
             scheduler.check_alive()
-            return is_free()
-        scheduler.switch(reason)
+            return self._is_free()
+        scheduler.switch("takes a lock")
+        if self._is_free():
+            return True
         deadline = scheduler.now + timeout if timeout > 0 else None
-        while not is_free():
-            if not self._wait(reason, None if deadline is None else deadline - scheduler.now) and not is_free():
+        while not self._is_free():
+            left = None if deadline is None else deadline - scheduler.now
+            if not self._wait(f"waits for {self._holder_name()}", left) and not self._is_free():
                 return False
         return True
 
@@ -109,10 +120,16 @@ class VirtualLock(_Locking):
         self._is_held = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if not self._taken(lambda: not self._is_held, f"waits for a lock of {self._holder}", blocking, timeout):
+        if not self._taken(blocking, timeout):
             return False
         self._is_held, self._holder = True, self.scheduler.current
         return True
+
+    def _is_free(self) -> bool:
+        return not self._is_held
+
+    def _holder_name(self) -> str:
+        return f"a lock of {self._holder}"
 
     def release(self) -> None:
         if not self._is_held and not self._is_dying():
@@ -144,10 +161,16 @@ class RLock(_Locking):
         if self._count and self._owner is me:
             self._count += 1
             return True
-        if not self._taken(lambda: self._count == 0, f"waits for a lock of {self._owner}", blocking, timeout):
+        if not self._taken(blocking, timeout):
             return False
         self._owner, self._count = me, 1
         return True
+
+    def _is_free(self) -> bool:
+        return self._count == 0
+
+    def _holder_name(self) -> str:
+        return f"a lock of {self._owner}"
 
     def release(self) -> None:
         if (self._owner is not self.scheduler.current or not self._count) and not self._is_dying():
@@ -237,12 +260,16 @@ class Semaphore(_Locking):
         self._value = value
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
-        if not self._taken(
-            lambda: self._value > 0, "waits for a semaphore", blocking, -1 if timeout is None else timeout
-        ):
+        if not self._taken(blocking, -1 if timeout is None else timeout):
             return False
         self._value -= 1
         return True
+
+    def _is_free(self) -> bool:
+        return self._value > 0
+
+    def _holder_name(self) -> str:
+        return "a semaphore"
 
     def release(self, n: int = 1) -> None:
         self._value += n

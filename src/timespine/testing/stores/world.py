@@ -68,20 +68,32 @@ class Truth:
     def at(self, time: int, schema: Schema) -> Counts:
         """Return the rows as of a time, in the columns of a schema."""
         counts: Counts = {}
+        project = projection(schema)
         for commit in self.added:
             for row, when, diff in commit.updates:
                 if when <= time:
-                    seen = project_values(row, schema)
+                    seen = project(row)
                     counts[seen] = counts.get(seen, 0) + diff
         return {row: count for row, count in counts.items() if count}
 
 
-def project_values(row: Written, schema: Schema) -> Written:
-    """Return a row in the columns of a schema: without others, and with the default where it has no value."""
-    values = dict(row)
-    return tuple(
-        (each.id, values[each.id] if each.id in values else default_of(each.type, each)) for each in schema.fields
-    )
+def projection(schema: Schema) -> Callable[[Written], Written]:
+    """Return the function that gives a row in the columns of a schema.
+
+    The row is then without others, and has the default where it has no value.
+    """
+    fields = schema.fields
+    ids = [each.id for each in fields]
+
+    def project(row: Written) -> Written:
+        if [id for id, _ in row] == ids:
+            return row
+        values = dict(row)
+        return tuple(
+            (each.id, values[each.id] if each.id in values else default_of(each.type, each)) for each in fields
+        )
+
+    return project
 
 
 def default_of(type: str, field: object) -> object:
@@ -185,9 +197,10 @@ class StoreWorld(World):
             return
         schema = decode_stored_schema(new.schemas[-1])
         since = new.since.time
+        project = projection(schema)
         before: dict[tuple[Written, int], int] = {}
         for (row, time), diff in truth.held.items():
-            seen = (project_values(row, schema), max(time, since))
+            seen = (project(row), max(time, since))
             before[seen] = before.get(seen, 0) + diff
         truth.held = self._held(new, schema, since)
         added = {
@@ -211,11 +224,12 @@ class StoreWorld(World):
     def _held(self, state: State, schema: Schema, since: int) -> dict[tuple[Written, int], int]:
         """Return the updates of a state, counted from the bytes of its parts."""
         held: dict[tuple[Written, int], int] = {}
+        project = projection(schema)
         for run in plan_all(state).runs:
             written = state.schemas[run.schema if run.schema is not None else -1]
             for part in run.parts:
                 for row, time, diff in self._seen(part, written):
-                    seen = (project_values(row, schema), max(time, since))
+                    seen = (project(row), max(time, since))
                     held[seen] = held.get(seen, 0) + diff
         return {seen: diff for seen, diff in held.items() if diff}
 
