@@ -415,6 +415,20 @@ def test_inputs_on_different_time_lines_are_refused(place):
         store.view("both", sql="SELECT a.k FROM a JOIN b ON a.k = b.k")
 
 
+def test_inputs_that_can_never_be_read_as_of_one_time_are_named_and_may_become_complete(place):
+    store = filled(place)
+    store["a"].append([{"k": 9, "g": 1, "v": 1}])
+    store.create("slow", key={"g": "int64"}, value={"name": "string"}, timeline="counter")
+    store["slow"].append([{"g": 0, "name": "x"}])
+    store.view("sums", sql=SUMS, key=["g"])
+    joined = "SELECT g, s, name FROM sums JOIN slow USING (g)"
+    with pytest.raises(ts.UsageError, match=r"sums can be read from 1 on, and slow is complete up to 0: complete slow"):
+        store.view("joined", sql=joined)
+    assert "joined" not in store.names()
+    store["slow"].append([{"g": 1, "name": "y"}])
+    assert rows(store.view("joined", sql=joined)) == [{"g": 0, "s": 2, "name": "x"}, {"g": 1, "s": 5, "name": "y"}]
+
+
 def test_what_has_no_rule_is_named_with_its_place_and_nothing_is_created(place):
     store = filled(place)
     with pytest.raises(ts.UnsupportedView) as refused:

@@ -354,15 +354,24 @@ def define_view(
 
 
 def first_time(handles: dict[str, CollectionHandle]) -> int:
-    """Return the newest time that is complete in all inputs."""
-    newest = []
+    """Return the newest time that is complete in all inputs; raise UsageError if one of them cannot be read then."""
+    newest: dict[str, int] = {}
     for handle in handles.values():
         upper = handle.state().upper
         if upper.is_closed:
             continue
         if upper.time < 1:
             raise UsageError(f"{handle.name} has no complete time yet", hint=Hint("complete-first"))
-        newest.append(upper.time - 1)
+        newest[handle.name] = upper.time - 1
     if not newest:
         raise UsageError("all inputs are closed: a view of them would never change; read them with a query instead")
-    return min(newest)
+    slowest = min(newest, key=lambda name: newest[name])
+    for handle in handles.values():
+        since = handle.state().since
+        if not since.is_closed and newest[slowest] < since.time:
+            raise UsageError(
+                f"the inputs have no complete time in common: {handle.name} can be read from {since.time} on, and "
+                f"{slowest} is complete up to {newest[slowest]}: complete {slowest} first",
+                hint=Hint("complete-first"),
+            )
+    return newest[slowest]
