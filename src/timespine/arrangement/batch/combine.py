@@ -61,23 +61,8 @@ class SortedUpdates(NamedTuple):
     """The number of updates."""
 
     def diff_array(self) -> NDArray[np.int64]:
-        """Return their diffs, one by one. The array is not to be changed."""
-        return _ones(self.rows) if self.diffs is None else self.diffs.astype(np.int64, copy=False)
-
-
-_all_ones: list[NDArray[np.int64]] = []
-"""The array that all diffs of +1 are taken from: to make one for each step of a scan would take most of its time."""
-
-
-def _ones(rows: int) -> NDArray[np.int64]:
-    """Return an array of ones, which is shared."""
-    if rows > CHUNK_ROWS:
-        return np.ones(rows, np.int64)
-    if not _all_ones:
-        made = np.ones(CHUNK_ROWS, np.int64)
-        made.flags.writeable = False
-        _all_ones.append(made)
-    return _all_ones[0][:rows]
+        """Return their diffs, one by one."""
+        return np.ones(self.rows, np.int64) if self.diffs is None else self.diffs.astype(np.int64, copy=False)
 
 
 def piece_between(chunk: Chunk, start: int, stop: int) -> Piece:
