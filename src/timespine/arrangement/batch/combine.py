@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.arrangement.batch.chunk import CHUNK_ROWS, Chunk, Coordinates
+from timespine.arrangement.batch.chunk import Chunk, Coordinates
 from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.kernels.consolidate import consolidate_words
 from timespine.columnar.kernels.probe import absolute_words
