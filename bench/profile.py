@@ -16,7 +16,7 @@ import numpy as np
 
 import timespine as ts
 from bench.rows import rows, sample
-from timespine.columnar.kernels import take
+from timespine.columnar.kernels import take_rows
 from timespine.columnar.scan import parallel_scan, scan
 
 KEY = {"id": "int64"}
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     options = parser.parse_args(arguments)
     parallel_scan.CORES_MAX = 1
-    take.THREADED_ROWS = 1 << 60
+    take_rows.THREADED_ROWS = 1 << 60
     scan.prefetch = lambda tables, pool: tables  # type: ignore[assignment]
     with tempfile.TemporaryDirectory(prefix="bench-profile-") as folder, ts.open(folder, maintenance=False) as store:
         items = store.create("items", key=KEY, value=VALUE, timeline="counter")

@@ -32,7 +32,7 @@ UNLIMITED = {
     ("locks.py", "acquire"): "takes a lock that was just made, and that no other thread has",
     ("pool.py", "get"): "an idle thread of a pool waits for work; it is a daemon, and `shutdown` ends it",
     ("columnar/kernels/background_flag.py", "get"): "reads a variable of this thread, and waits for nothing",
-    ("columnar/kernels/take.py", "join"): "the thread copies as many rows as its caller did meanwhile",
+    ("columnar/kernels/take_rows.py", "join"): "the thread copies as many rows as its caller did meanwhile",
     ("cli/output/row_writers.py", "get"): "reads a captured text, and waits for nothing",
     ("spark/write/data_source_writer.py", "get"): "asks Spark for the context of this task, and waits for nothing",
 }
@@ -54,7 +54,7 @@ RAW = {
         "client/read/commit_stream.py",
         "Thread",
     ): "runs a callback of the user, and ends with its stream; is never joined",
-    ("columnar/kernels/take.py", "Thread"): "see above",
+    ("columnar/kernels/take_rows.py", "Thread"): "see above",
     ("arrangement/arrangement.py", "Thread"): "is joined with a limit",
     ("views/follow/follow_thread.py", "Thread"): "is joined with a limit",
 }

@@ -16,7 +16,7 @@ from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.errors import UsageError
 from timespine.spark.stream.foreach_batch import foreach_batch
-from timespine.spark.stream.foreach_batch_multi import foreach_batch_together
+from timespine.spark.stream.foreach_batch_together import foreach_batch_together
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

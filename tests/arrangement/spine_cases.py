@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from kernel_cases import LONG, TYPES, array
 
-from timespine.arrangement.batch import chunk, filters
+from timespine.arrangement.batch import chunk, key_filters
 from timespine.arrangement.batch.batch import Batch, batch_of
 from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.schema.schema import infer
@@ -23,7 +23,7 @@ TIMES = 4
 @contextlib.contextmanager
 def tiny(chunk_rows=4, set_rows=4):
     """Chunks of a few rows, so that few updates make many."""
-    with mock.patch.object(chunk, "CHUNK_ROWS", chunk_rows), mock.patch.object(filters, "SET_ROWS_MAX", set_rows):
+    with mock.patch.object(chunk, "CHUNK_ROWS", chunk_rows), mock.patch.object(key_filters, "SET_ROWS_MAX", set_rows):
         yield
 
 

@@ -13,13 +13,13 @@ from spine_cases import FLAT, frontiers, key_tables, scalar_key, spines, times, 
 from test_view import BY_ID, ORDERS, orders, view_of
 
 from timespine.arrangement.batch.batch import batch_of
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.read import cursor as cursors
 from timespine.arrangement.read.cursor import Cursor
-from timespine.arrangement.read.view import ArrangementView
-from timespine.arrangement.read.window import WindowSource
+from timespine.arrangement.read.key_window import WindowSource
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.arrangement.spine.spine import Spine
-from timespine.columnar.kernels.probe import Key
+from timespine.columnar.kernels.comparable_words import Key
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
@@ -335,7 +335,7 @@ def test_an_exact_seek_of_an_absent_key_searches_no_chunk():
     counts = FilterCounts()
     batches = [batch_of(orders([(1000 * n + i, "") for i in range(0, 50, 7)]), BY_ID) for n in range(9)]
     cursor = ArrangementView(BY_ID, batches, (9,), counts).cursor()
-    with mock.patch("timespine.arrangement.read.get.locate_key", side_effect=AssertionError):
+    with mock.patch("timespine.arrangement.read.find_key.locate_key", side_effect=AssertionError):
         for key in (-5, 3, 1001, 4002, 9999):
             assert not cursor.seek_key_exact({"id": key})
             assert not cursor.key_valid

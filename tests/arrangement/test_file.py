@@ -12,10 +12,10 @@ from spine_cases import layouts, pools, tiny, update_tables, updates_of
 from test_view import BY_ID, ORDERS, orders
 
 from timespine.arrangement.batch.batch import Location, batch_of
-from timespine.arrangement.batch.file import open_batch, write_batch
+from timespine.arrangement.batch.batch_file import open_batch, write_batch
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.checkpoint import CheckpointFolder
-from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.columnar.schema.schema import define
 from timespine.core.encoding import envelope
 from timespine.errors import CorruptionError, UsageError, VersionError

@@ -10,13 +10,13 @@ from assertions import until
 from test_spine import TINY, ids
 from test_view import ORDERS, orders
 
-from timespine.arrangement.spine import slicing
-from timespine.arrangement.spine.merger import Mergers, shared_mergers
+from timespine.arrangement.spine import sliced_merge
+from timespine.arrangement.spine.merge_threads import Mergers, shared_mergers
 from timespine.arrangement.spine.spine import Spine
 from timespine.core.protocols import merge_spine
 from timespine.errors import Determinate, StoreClosed
 
-STEP = slicing.SlicedMerge.step
+STEP = sliced_merge.SlicedMerge.step
 
 
 class Gate:
@@ -40,7 +40,7 @@ class Gate:
 @pytest.fixture
 def gate():
     gate = Gate()
-    with mock.patch.object(slicing.SlicedMerge, "step", lambda merge, rows: gate.step(merge, rows)):
+    with mock.patch.object(sliced_merge.SlicedMerge, "step", lambda merge, rows: gate.step(merge, rows)):
         yield gate
         gate.is_open.set()
 

@@ -13,9 +13,9 @@ from test_view import BY_ID, orders
 
 from timespine.arrangement.batch.batch import batch_of
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.arrangement.spine.retention_filters import Keep, RetentionFilters, ValueFilter
-from timespine.arrangement.spine.slicing import SlicedMerge, merge_batches
+from timespine.arrangement.spine.sliced_merge import SlicedMerge, merge_batches
 from timespine.columnar.predicate.column import col
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier

@@ -13,7 +13,7 @@ from test_view import ORDERS, orders
 
 from timespine.arrangement.batch.batch import Location, batch_of
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.spine import slicing
+from timespine.arrangement.spine import sliced_merge
 from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.predicate.column import col
 from timespine.config import LEVELS
@@ -170,7 +170,7 @@ def test_a_full_spine_says_so_and_a_paused_one_takes_all():
 
 def test_a_merge_that_fails_loses_nothing_and_is_tried_again():
     failures = iter([OSError("broken"), OSError("broken"), None, None, None, None])
-    real = slicing.SlicedMerge.step
+    real = sliced_merge.SlicedMerge.step
 
     def step(self, rows):
         failure = next(failures, None)
@@ -178,7 +178,7 @@ def test_a_merge_that_fails_loses_nothing_and_is_tried_again():
             raise failure
         return real(self, rows)
 
-    broken = mock.patch.object(slicing.SlicedMerge, "step", step)
+    broken = mock.patch.object(sliced_merge.SlicedMerge, "step", step)
     with broken, mock.patch.object(merge_spine, "PAUSE_MS", 1), spine_of() as spine:
         for n in range(6):
             spine.insert(orders([(n, "")]))
@@ -289,7 +289,7 @@ def test_readers_inserters_savers_and_pauses_at_once_see_only_whole_batches(tmp_
 def test_an_inserter_that_waits_too_long_is_told_and_nothing_was_added():
     with Spine(ORDERS, rules=TINY) as spine:
         batch = batch_of(orders([(100, "")]), Layout.of(ORDERS))
-        with mock.patch.object(slicing.SlicedMerge, "step", side_effect=OSError("broken")):
+        with mock.patch.object(sliced_merge.SlicedMerge, "step", side_effect=OSError("broken")):
             for n in range(10):
                 assert spine.insert(orders([(n, "")]), wait=False)
             assert not spine.insert(batch, wait=False)
@@ -301,7 +301,7 @@ def test_an_inserter_that_waits_too_long_is_told_and_nothing_was_added():
 
 def test_a_fork_shares_the_batches_and_reads_none_of_them():
     with spine_of(*(orders([(n, "")]) for n in range(7))) as spine:
-        with mock.patch.object(slicing.SlicedMerge, "step", side_effect=AssertionError):
+        with mock.patch.object(sliced_merge.SlicedMerge, "step", side_effect=AssertionError):
             other = spine.fork()
         assert all(one is two for one, two in zip(spine.batches, other.batches, strict=True))
         other.insert(orders([(100, "")]))

@@ -8,7 +8,7 @@ import pytest
 from test_spine import TINY, ids, spine_of
 from test_view import ORDERS, orders
 
-from timespine.arrangement.spine import memory, slicing, spine_driver
+from timespine.arrangement.spine import process_memory, sliced_merge, spine_driver
 from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.predicate.column import col
 from timespine.config import LEVELS
@@ -40,13 +40,13 @@ def test_the_figures_of_levels_are_a_table_that_adds_up():
 
 def test_what_is_being_merged_is_shown_while_it_is():
     seen = []
-    real = slicing.SlicedMerge.step
+    real = sliced_merge.SlicedMerge.step
 
     def step(self, rows):
         seen.append(spine.metrics())
         return real(self, rows)
 
-    with spine_of() as spine, mock.patch.object(slicing.SlicedMerge, "step", step):
+    with spine_of() as spine, mock.patch.object(sliced_merge.SlicedMerge, "step", step):
         spine.insert(orders([(1, "a")]))
         spine.insert(orders([(2, "b")]))
     assert [(each["batches being merged"], each["levels"][0]["merging rows in memory"]) for each in seen] == [(2, 2)]
@@ -80,8 +80,8 @@ def test_memory_is_measured_by_batches_or_by_the_process():
         assert figures["memory pressure"] == "low"
         assert 0 < figures["bytes in memory"] <= figures["memory used bytes"]
         assert figures["memory limit bytes"] == 1 << 40
-    assert memory.process_bytes() > 1 << 20
-    with spine_of() as spine, mock.patch.object(spine_driver, "process_bytes", memory.machine_memory_bytes):
+    assert process_memory.process_bytes() > 1 << 20
+    with spine_of() as spine, mock.patch.object(spine_driver, "process_bytes", process_memory.machine_memory_bytes):
         assert spine.metrics()["memory pressure"] == "critical"
     with (
         spine_of(memory_bytes=1 << 40) as spine,
@@ -92,7 +92,7 @@ def test_memory_is_measured_by_batches_or_by_the_process():
 
 def test_a_merge_of_everything_needs_space_on_the_disk_if_memory_is_short(tmp_path):
     with spine_of(orders([(1, "a")]), orders([(2, "b")]), folder=str(tmp_path), rules=STILL) as spine:
-        short = mock.patch.object(spine_driver, "process_bytes", memory.machine_memory_bytes)
+        short = mock.patch.object(spine_driver, "process_bytes", process_memory.machine_memory_bytes)
         with short, mock.patch.object(memory_pressure, "RESERVE_BYTES", 1 << 60):
             with pytest.raises(NoSpace, match="not begun"):
                 spine.complete_merges()

@@ -12,11 +12,11 @@ from spine_cases import counted, key_tables, scalar_key, spines, times, tiny
 
 from timespine.arrangement.batch import chunk
 from timespine.arrangement.batch.batch import batch_of
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.read import view
-from timespine.arrangement.read.get import YIELD_EVERY, Courtesy
-from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.read import view_as_of
+from timespine.arrangement.read.find_key import YIELD_EVERY, Courtesy
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 from timespine.testing.spine_model import model_rows
@@ -44,7 +44,7 @@ def test_one_key_gives_its_rows_as_of_every_time(data):
         keys = data.draw(key_tables(spine))
         as_of = data.draw(times(spine.layout))
         shown = ArrangementView(spine.layout, spine.batches, as_of)
-        with mock.patch.object(view, "SUMMED_MAX", data.draw(st.sampled_from([0, 64]))):
+        with mock.patch.object(view_as_of, "SUMMED_MAX", data.draw(st.sampled_from([0, 64]))):
             for place, key in enumerate(model_rows(keys, keys.column_names)):
                 expected = spine.model.get(key, as_of)
                 try:
@@ -63,7 +63,7 @@ def test_many_keys_give_their_rows_as_of_every_time(data):
         spine = data.draw(spines())
         keys = data.draw(key_tables(spine))
         as_of = data.draw(times(spine.layout))
-        with mock.patch.object(view, "SHARE_KEYS", data.draw(st.sampled_from([1, 1 << 14]))):
+        with mock.patch.object(view_as_of, "SHARE_KEYS", data.draw(st.sampled_from([1, 1 << 14]))):
             found = ArrangementView(spine.layout, spine.batches, as_of).fetch(keys)
         assert counted(found, spine.layout) == spine.model.fetch(model_rows(keys, keys.column_names), as_of)
 
@@ -143,7 +143,7 @@ def test_chunks_with_other_prefixes_are_put_together():
 def test_absent_keys_search_no_chunk():
     counts = FilterCounts()
     shown = view_of(*(orders([(n * 1000 + part, "") for n in range(100)]) for part in range(5)), counts=counts)
-    with mock.patch("timespine.arrangement.read.get.locate_key", side_effect=AssertionError):
+    with mock.patch("timespine.arrangement.read.find_key.locate_key", side_effect=AssertionError):
         assert shown.get({"id": 500}) == []
         assert shown.get({"id": -1}) == []
     assert (counts.member_misses, counts.member_hits, counts.range_misses) == (5, 0, 5)
@@ -168,7 +168,7 @@ def test_a_reader_sleeps_now_and_then_while_others_work():
     slept = []
     courtesy = Courtesy()
     shown = view_of(orders([(1, "a")]), courtesy=courtesy)
-    with mock.patch("timespine.arrangement.read.get.time.sleep", slept.append):
+    with mock.patch("timespine.arrangement.read.find_key.time.sleep", slept.append):
         for _ in range(2 * YIELD_EVERY):
             shown.get({"id": 1})
         assert not slept

@@ -13,7 +13,14 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from timespine.columnar.kernels import kway_merge, passthrough, row_words, take, text_words, tie_break
+from timespine.columnar.kernels import (
+    consolidate_unordered,
+    kway_merge,
+    row_words,
+    sort_equal_words,
+    take_rows,
+    text_words,
+)
 
 MAX = (1 << 63) - 1
 LONG = "https://example.com/a/rather/long/prefix/"
@@ -183,13 +190,13 @@ def small(how="words"):
                 (text_words.Text, "WORDS_MAX", 1),
                 (row_words, "_SAMPLED_ROWS", 4),
                 (row_words, "_SAMPLED_TOGETHER", 2),
-                (tie_break, "_SAMPLED", 4),
-                (tie_break, "_BEGUN_MAX", 1),
-                (tie_break, "_DENSE", 0),
-                (take, "THREADED_ROWS", 4),
+                (sort_equal_words, "_SAMPLED", 4),
+                (sort_equal_words, "_BEGUN_MAX", 1),
+                (sort_equal_words, "_DENSE", 0),
+                (take_rows, "THREADED_ROWS", 4),
                 (kway_merge, "_ALONE_ROWS", 2),
-                (passthrough, "LARGE_ROWS", 0),
-                (passthrough, "FEW", 0),
+                (consolidate_unordered, "LARGE_ROWS", 0),
+                (consolidate_unordered, "FEW", 0),
             ):
                 stack.enter_context(mock.patch.object(module, name, value))
         yield

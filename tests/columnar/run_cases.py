@@ -22,7 +22,7 @@ from timespine.columnar.parts.part_writer import encode_part
 from timespine.columnar.predicate.column import col
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema, define
 from timespine.columnar.schema.types import can_widen, is_nested, parse_type, type_name

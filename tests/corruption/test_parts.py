@@ -10,7 +10,7 @@ import thrift
 from stored_part import KEY, SCHEMA, Bytes, check_same, encoded, opened, part_of, rows
 
 from timespine.columnar.parts.copied_groups import join_row_groups, row_groups
-from timespine.columnar.parts.footer import Footer, hash_of
+from timespine.columnar.parts.part_footer import Footer, hash_of
 from timespine.columnar.parts.part_reader import open_part
 from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError, VersionError

@@ -45,6 +45,7 @@ PLANTED = "".join(
         "planted_spines.py",
         "planted_bucket.py",
         "planted_following.py",
+        "planted_checkpoints.py",
         "planted_kept.py",
         "planted_views.py",
     )

@@ -53,8 +53,8 @@ from mutations import (
 )
 
 from timespine.columnar.ingest import update_table
+from timespine.columnar.merge import merge_plan as stretches_module
 from timespine.columnar.merge import one_merge, split_past
-from timespine.columnar.merge import plan as stretches_module
 from timespine.columnar.scan import prune as prune_module
 from timespine.columnar.scan import visibility
 from timespine.core import group as group_module

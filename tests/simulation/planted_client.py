@@ -13,10 +13,10 @@ from timespine.client.catalog import catalog, drop, pending_creates
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.maintenance import scheduler
+from timespine.client.maintenance import maintenance
 from timespine.client.maintenance.heartbeat import HeartbeatThread
+from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.maintenance.maintenance_thread import MaintenanceThread
-from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.read import leases
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.commit_stream import CommitStream
@@ -547,7 +547,7 @@ def expired_history_is_never_forgotten() -> Iterator[None]:
     def is_forgetting_due(state, now_ms, forget_within_ms):
         return False
 
-    with patched(scheduler, "is_forgetting_due", is_forgetting_due):
+    with patched(maintenance, "is_forgetting_due", is_forgetting_due):
         yield
 
 

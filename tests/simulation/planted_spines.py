@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from mutations import bug, in_real_spines, in_spines, patched
 
-from timespine.arrangement.read import window
+from timespine.arrangement.read import key_window
 from timespine.arrangement.read.cursor import Cursor
 from timespine.arrangement.spine import retention_filters
 from timespine.core.arrangement import level_transitions, levels, save_transitions, spine_files
@@ -352,7 +352,7 @@ def _without(piece, rows):
 @in_real_spines
 @bug
 def a_window_backwards_skips_its_edge() -> Iterator[None]:
-    real = window.step_back
+    real = key_window.step_back
 
     def step_back(batches, upper, rows, *, inclusive):
         pieces, cut = real(batches, upper, rows, inclusive=inclusive)
@@ -361,21 +361,21 @@ def a_window_backwards_skips_its_edge() -> Iterator[None]:
         word = cut.word(0)[0]
         return [_without(piece, int((piece.words == word).sum())) for piece in pieces], cut
 
-    with patched(window, "step_back", step_back):
+    with patched(key_window, "step_back", step_back):
         yield
 
 
 @in_real_spines
 @bug
 def a_window_is_cut_inside_of_a_key() -> Iterator[None]:
-    real = window.Walk.step
+    real = key_window.Walk.step
 
     def step(self, rows):
         pieces = real(self, rows)
         is_cut = self.reached is not None and len(pieces) > 1 and pieces[-1].rows > 1
         return [*pieces[:-1], _without(pieces[-1], -1)] if is_cut else pieces
 
-    with patched(window.Walk, "step", step):
+    with patched(key_window.Walk, "step", step):
         yield
 
 

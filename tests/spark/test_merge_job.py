@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import timespine as ts
 from timespine.cli.app import app
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.config import DEFAULT
 from timespine.spark import merge_job, merging_on
 

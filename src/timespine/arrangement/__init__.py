@@ -8,7 +8,7 @@ from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
 from timespine.arrangement.opened_checkpoint import open_checkpoint as open
 from timespine.arrangement.read.cursor import Cursor
-from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.arrangement.spine.spine import Spine
 
 __all__ = ["Arrangement", "ArrangementView", "Cursor", "OpenedCheckpoint", "Spine", "open"]

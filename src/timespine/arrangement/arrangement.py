@@ -22,9 +22,9 @@ import pyarrow as pa
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.follow.begin_following import Beginning, insert_event
 from timespine.arrangement.follow.followed_rows import History, Question
-from timespine.arrangement.follow.saving import Saving
+from timespine.arrangement.follow.save_checkpoints import Saving
 from timespine.arrangement.read.arranged_reads import ArrangedReads
-from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.client.collection import Collection
 from timespine.client.context import POLL_MAX_S, POLL_MIN_S
 from timespine.client.engine_interface import TimeLike, handle_of

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import msgspec
 
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.file import FileFacts, open_batch, write_batch
+from timespine.arrangement.batch.batch_file import FileFacts, open_batch, write_batch
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.manifest import (
     BATCH_FILE,

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.file import FileFacts, open_batch
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.batch_file import FileFacts, open_batch
+from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.manifest import StoredCheckpoint, pin_manifest
 from timespine.arrangement.read.arranged_reads import ArrangedReads
-from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import CorruptionError, NotSealed, SinceError, StoreClosed, UsageError
 from timespine.model.frontier import Frontier

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 import timespine as ts
-from timespine.cli.command_group import CommandGroup
 from timespine.cli.commands import (
     append_and_load,
     collections,
@@ -22,6 +21,7 @@ from timespine.cli.commands import (
     views,
     write_and_seal,
 )
+from timespine.cli.error_exit import CommandGroup
 
 app = typer.Typer(
     name="timespine",

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from timespine.cli.error_wording import error_text, hint_text
-from timespine.cli.output.text import one_line, type_text
+from timespine.cli.output.format_text import one_line, type_text
 from timespine.client.time_args import plain_frontier
 from timespine.errors import (
     Conflict,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.context import StoreContext
 from timespine.client.maintenance.heartbeat import HeartbeatThread
-from timespine.client.maintenance.scheduler import Maintenance
+from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.read.commit_stream import end_listeners
 from timespine.errors import Determinate
 

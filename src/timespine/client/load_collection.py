@@ -15,7 +15,7 @@ from timespine.client.catalog.catalog import check_collection_name, with_taken_o
 from timespine.client.catalog.pending_creates import Definition
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.load import file_source
+from timespine.client.load import parquet_or_delta
 from timespine.client.write.bulk_load import bulk_load
 from timespine.errors import TimespineError
 
@@ -35,7 +35,7 @@ def load_collection(
 ) -> Collection:
     """Load files into a new collection, which `define` defines by the columns of the files."""
     store._committer.check_writable()
-    arrow, batches = file_source.open_source(path)
+    arrow, batches = parquet_or_delta.open_source(path)
     definition = define(arrow)
     check_collection_name(name)
     if replace:

@@ -41,9 +41,9 @@ from timespine.client.diagnostics.metrics import store_metrics
 from timespine.client.lazy_views import ViewVerbs
 from timespine.client.load_collection import load_collection
 from timespine.client.maintenance.heartbeat import HeartbeatThread
+from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.maintenance.merge_effect import perform_merge
-from timespine.client.maintenance.scheduler import Maintenance
 from timespine.client.maintenance.vacuum import VacuumResult, vacuum_collections
 from timespine.client.open_collections import Handles
 from timespine.client.read.acquire import WAIT_S
@@ -53,7 +53,7 @@ from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, che
 from timespine.client.write.small_appends.answer_appends import make_relay
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.schema.schema import Schema, infer
 from timespine.columnar.schema.types import TypeLike

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from timespine.client.collection import Collection
     from timespine.spark.enrich_frame import enrich
     from timespine.spark.merge_job import merging_on
-    from timespine.spark.read.sql import register
+    from timespine.spark.read.sql_views import register
     from timespine.spark.read.to_spark import release
     from timespine.spark.setup.session import prepare, session
     from timespine.spark.stream.foreach_batch import foreach_batch
-    from timespine.spark.stream.foreach_batch_multi import foreach_batch_together
+    from timespine.spark.stream.foreach_batch_together import foreach_batch_together
 
 _FROM = {
     "enrich": "enrich_frame",

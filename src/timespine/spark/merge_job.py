@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from timespine.client.engine_interface import fresh_id, merge_engine_of
 from timespine.client.store import Store
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.merge.one_merge import MergedParts, MergeTask
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from timespine.views.follow.follow_loop import FollowedView, FollowStatus
     from timespine.views.follow.follow_thread import Following
     from timespine.views.refresh import Refreshed
-    from timespine.views.sql.reasons import Reason
+    from timespine.views.sql.refusal_reasons import Reason
     from timespine.views.sql.run_statement import StatementResult
     from timespine.views.status import InputStatus, RefreshPoint, StoredSize, ViewStatus
     from timespine.views.view import Rebuilt, Verified, View

@@ -47,7 +47,7 @@ from timespine.views.compute_changes import (
 )
 from timespine.views.definition import INCREMENTAL, ViewDefinition
 from timespine.views.engine.lowering import WEIGHT, Declined
-from timespine.views.engine.portable import only_spark
+from timespine.views.engine.portable_plans import only_spark
 from timespine.views.frame_views import function_of
 from timespine.views.refresh import append_counted
 from timespine.views.refresh_one_view import named_inputs

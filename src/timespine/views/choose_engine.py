@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from timespine.client.engine_interface import ReadOptions, extent_of, open_changes, open_snapshot
 from timespine.errors import UsageError, short_repr
-from timespine.views.engine.portable import only_spark
+from timespine.views.engine.portable_plans import only_spark
 from timespine.views.engine.store_source import InputReader
 from timespine.views.plan.algebra import Aggregate, InputScan, Join, Plan, SetOperation, Top, WindowNode, nodes_of
 

@@ -35,7 +35,7 @@ from timespine.views.engine.store_source import StoreSource, stage_names
 from timespine.views.plan.delta import NEW
 from timespine.views.spark_engine.evaluate import SparkEvaluator
 from timespine.views.spark_engine.frames import SparkRows, columns, consolidate_frame, negated, union_frames
-from timespine.views.spark_engine.query_text import with_tables
+from timespine.views.spark_engine.replace_table_names import with_tables
 from timespine.views.spark_engine.scalar_text import spark_type
 from timespine.views.spark_engine.source import SparkSource
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from timespine.views.compute_changes import Compiled
 from timespine.views.definition import INCREMENTAL, SPARK, ViewDefinition
 from timespine.views.engine.accumulators import AGAIN, GREATEST, LEAST, accumulators_of
-from timespine.views.engine.portable import only_spark
+from timespine.views.engine.portable_plans import only_spark
 from timespine.views.plan.algebra import (
     Aggregate,
     Filter,

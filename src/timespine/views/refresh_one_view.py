@@ -30,7 +30,7 @@ from timespine.views.compute_changes import (
 )
 from timespine.views.definition import INCREMENTAL, SPARK, Input, ViewDefinition, current_names
 from timespine.views.engine.lowering import Declined
-from timespine.views.engine.portable import only_spark
+from timespine.views.engine.portable_plans import only_spark
 from timespine.views.engine.store_source import StoredView, StoreSource
 from timespine.views.engine.touched_rows import TouchedInputs
 from timespine.views.every.compute_timed import check_unique_along, compute_timed

@@ -41,7 +41,7 @@ from timespine.views.definition import (
     bound_input,
     digest_of,
 )
-from timespine.views.engine.portable import only_spark
+from timespine.views.engine.portable_plans import only_spark
 from timespine.views.explain import explain_text
 from timespine.views.follow.follow_loop import FollowStatus
 from timespine.views.follow.follow_thread import Callback, follow_in_foreground

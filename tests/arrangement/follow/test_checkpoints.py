@@ -18,7 +18,7 @@ import pytest
 from assertions import until
 
 import timespine as ts
-from timespine.arrangement.follow.saving import Saving
+from timespine.arrangement.follow.save_checkpoints import Saving
 from timespine.arrangement.spine.spine import Spine
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.core.arrangement.checkpoint_policy import PAUSE_S

@@ -16,7 +16,7 @@ from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.checkpoint import CheckpointFolder
 from timespine.arrangement.follow import begin_following
 from timespine.arrangement.follow.begin_following import Beginning
-from timespine.arrangement.follow.saving import Saving
+from timespine.arrangement.follow.save_checkpoints import Saving
 from timespine.client.collection import Collection
 from timespine.errors import SinceError
 from timespine.model.frontier import Frontier

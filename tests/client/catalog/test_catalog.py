@@ -6,7 +6,7 @@ from memory_store import BLOBS, Script, in_threads
 
 from timespine.client.catalog import catalog
 from timespine.client.catalog.catalog import LOG, decode_catalog
-from timespine.client.maintenance.scheduler import EXPIRE_S
+from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.columnar.schema.schema import define
 from timespine.errors import UnknownCollection, UsageError
 from timespine.location.unreliable import Fault

@@ -9,7 +9,7 @@ from catalog_cases import KEY, LOST, rows_of
 from memory_store import Script
 
 from timespine.client.catalog.catalog import FOR_EVER, LOG, Catalog, CatalogEntry, Names, decode_catalog, encode_catalog
-from timespine.client.maintenance.scheduler import EXPIRE_S
+from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
 from timespine.errors import CorruptionError, Determinate, Indeterminate, TimespineError, VersionError
 from timespine.location.consensus import LogWrite

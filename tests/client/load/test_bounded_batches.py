@@ -11,7 +11,7 @@ from load_memory import PART_BYTES
 
 from timespine.client.load import bounded_batches as bounded_module
 from timespine.client.load.bounded_batches import file_batches, split_to_bound
-from timespine.client.load.file_source import open_source
+from timespine.client.load.parquet_or_delta import open_source
 from timespine.config import DEFAULT
 from timespine.errors import UsageError
 

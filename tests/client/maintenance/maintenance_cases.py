@@ -1,6 +1,6 @@
 """A collection that tests of maintenance fill, and the background that passes over it."""
 
-from timespine.client.maintenance.scheduler import REST_S
+from timespine.client.maintenance.maintenance import REST_S
 from timespine.config import Config
 
 OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup_seqnos=16)

@@ -15,9 +15,9 @@ from maintenance_cases import OFTEN, runs
 from memory_store import BLOBS, Clock, in_threads
 
 import timespine as ts
-from timespine.client.maintenance.due import GATHER
+from timespine.client.maintenance.due_maintenance import GATHER
 from timespine.client.maintenance.idle_tracker import IDLE_S
-from timespine.client.maintenance.scheduler import OVERDUE, REST_S
+from timespine.client.maintenance.maintenance import OVERDUE, REST_S
 from timespine.config import Config
 from timespine.errors import TimespineError, UsageError
 

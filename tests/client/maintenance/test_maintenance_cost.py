@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memory_store import BLOBS, MemoryStore, Script
 
 from timespine.client.catalog import catalog_log
-from timespine.client.maintenance.scheduler import REST_S
+from timespine.client.maintenance.maintenance import REST_S
 from timespine.columnar.parts.inline_part import decode_inline
 from timespine.config import Config
 from timespine.core.encoding.codec import decode_diff, decode_state

@@ -12,7 +12,7 @@ import pytest
 from assertions import check
 from memory_store import Script, counted, in_threads
 
-from timespine.client.maintenance.scheduler import EXPIRE_S, REST_S
+from timespine.client.maintenance.maintenance import EXPIRE_S, REST_S
 from timespine.config import Config
 from timespine.core.transitions import ClaimMerge, RollUpAll
 from timespine.errors import ClosedError, DiffOverflow, Unavailable

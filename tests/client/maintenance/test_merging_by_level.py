@@ -7,7 +7,7 @@ from key_value_cases import fill
 from memory_store import counted
 
 from timespine.client.catalog import catalog_log
-from timespine.client.maintenance.scheduler import REST_S
+from timespine.client.maintenance.maintenance import REST_S
 from timespine.config import Config
 from timespine.core.spine.layers import MergePolicyKind
 from timespine.core.state import new_state

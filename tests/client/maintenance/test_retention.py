@@ -5,7 +5,7 @@ from key_value_cases import create, now
 from maintenance_cases import background
 from memory_store import BLOBS
 
-from timespine.client.maintenance.scheduler import EXPIRE_S
+from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.errors import SinceError, UsageError
 from timespine.model.frontier import Frontier
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from broken_objects import BrokenObjects
 
-from timespine.client.maintenance.scheduler import EXPIRE_S, REST_S, SWEEP_S
+from timespine.client.maintenance.maintenance import EXPIRE_S, REST_S, SWEEP_S
 from timespine.client.store import Store
 from timespine.config import REMOTE
 from timespine.errors import Determinate

@@ -12,7 +12,7 @@ import pytest
 from memory_store import BLOBS, QUICK
 
 import timespine as ts
-from timespine.client.maintenance.scheduler import EXPIRE_S
+from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.errors import LeaseExpired, SinceError, UsageError
 
 KEY = {"id": "int64"}

@@ -78,7 +78,7 @@ def test_footers_of_large_parts_are_fetched_at_once_and_then_their_row_groups(
     remote: SlowPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(remote, 12, 2000)
-    monkeypatch.setattr("timespine.columnar.scan.announce.WHOLE_BYTES", 0)
+    monkeypatch.setattr("timespine.columnar.scan.fetch_ahead.WHOLE_BYTES", 0)
     with remote.open(SMALL, read_only=True) as store:
         numbers = store["numbers"]
         remote.measured()
@@ -96,7 +96,7 @@ def test_bloom_filters_of_overlapping_parts_are_fetched_at_once(
         for part in range(20):
             numbers.append([{"k": part + 20 * number, "v": "x"} for number in range(1000)])
     remote.measured()
-    monkeypatch.setattr("timespine.columnar.scan.announce.WHOLE_BYTES", 0)
+    monkeypatch.setattr("timespine.columnar.scan.fetch_ahead.WHOLE_BYTES", 0)
     with remote.open(SMALL) as store:
         found = store["numbers"].lookup([{"k": 20 * 17 + 5}]).to_pylist()
         ms, blobs, _ = remote.measured()

@@ -11,10 +11,10 @@ from kernel_cases import SMALL, order_of, small, tables
 from test_consolidate import check, random_table
 
 import timespine as ts
-from timespine.columnar.kernels import take, text_words, tie_break
+from timespine.columnar.kernels import sort_equal_words, take_rows, text_words
 from timespine.columnar.kernels.background_flag import background_work, is_background
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 
 
 @given(tables(), SMALL)
@@ -36,7 +36,7 @@ def test_blocks_are_fewer_in_the_background_and_as_before_afterwards():
     before = len(list(text_words.blocks(rows)))
     with background_work():
         assert len(list(text_words.blocks(rows))) * 4 == before
-        assert len(list(tie_break.group_blocks(rows, None))) * 4 == before
+        assert len(list(sort_equal_words.group_blocks(rows, None))) * 4 == before
     assert len(list(text_words.blocks(rows))) == before
 
 
@@ -51,12 +51,12 @@ def test_rows_are_picked_by_one_thread_in_the_background(threads):
             started.append(self)
             super().start()
 
-    with mock.patch.object(take, "THREADED_ROWS", 10), mock.patch.object(take.threading, "Thread", Thread):
+    with mock.patch.object(take_rows, "THREADED_ROWS", 10), mock.patch.object(take_rows.threading, "Thread", Thread):
         if threads:
-            (taken,) = take.take([column], index)
+            (taken,) = take_rows.take([column], index)
         else:
             with background_work():
-                (taken,) = take.take([column], index)
+                (taken,) = take_rows.take([column], index)
     assert len(started) == threads
     assert taken.to_pylist() == list(range(999, -1, -1))
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from kernel_cases import MAX, SMALL, TYPES, counted, keys, order_of, small, tables
 
 from timespine.columnar.kernels import row_words as ordering
-from timespine.columnar.kernels import take
+from timespine.columnar.kernels import take_rows
+from timespine.columnar.kernels.comparable_words import absolute_words, shared_prefix
 from timespine.columnar.kernels.consolidate import consolidate, consolidate_runs, consolidate_words
-from timespine.columnar.kernels.probe import absolute_words, shared_prefix
 from timespine.columnar.scan.visibility import advance_times
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model import oracle
@@ -207,7 +207,7 @@ def test_an_order_that_leaves_columns_out_is_refused():
 
 @given(tables(max_rows=20))
 def test_columns_too_large_for_their_offsets_are_cut_into_chunks(table):
-    with mock.patch.object(ordering, "OFFSET_MAX", 64), mock.patch.object(take, "OFFSET_MAX", 64):
+    with mock.patch.object(ordering, "OFFSET_MAX", 64), mock.patch.object(take_rows, "OFFSET_MAX", 64):
         check(table, order_of(table))
 
 
@@ -215,7 +215,7 @@ def test_a_column_too_large_for_its_offsets_comes_in_several_chunks():
     rows = 300
     table = pa.table({"k": [f"{number * 7919 % rows:0100}" for number in range(rows)], "_diff": [1] * rows})
     table = pa.concat_tables([table.slice(0, 100), table.slice(100)])
-    with mock.patch.object(ordering, "OFFSET_MAX", 10_000), mock.patch.object(take, "OFFSET_MAX", 10_000):
+    with mock.patch.object(ordering, "OFFSET_MAX", 10_000), mock.patch.object(take_rows, "OFFSET_MAX", 10_000):
         result = check(table, ["k"])
     assert result.column("k").num_chunks > 2
     assert result.column("k").type == pa.string()
@@ -225,7 +225,7 @@ def test_no_chunk_of_a_column_that_is_too_large_is_too_large():
     texts = [f"{number:03}" for number in range(300)] + ["z" * 1000 + str(number) for number in range(30)]
     table = pa.table({"k": texts, "_diff": [1] * len(texts)})
     table = pa.concat_tables([table.slice(100), table.slice(0, 100)])
-    with mock.patch.object(ordering, "OFFSET_MAX", 10_000), mock.patch.object(take, "OFFSET_MAX", 10_000):
+    with mock.patch.object(ordering, "OFFSET_MAX", 10_000), mock.patch.object(take_rows, "OFFSET_MAX", 10_000):
         result = check(table, ["k"])
     assert max(chunk.nbytes for chunk in result.column("k").chunks) <= 10_000
 
@@ -240,8 +240,8 @@ def test_a_failure_in_the_second_thread_is_raised():
                 raise Broken
             return index
 
-    with mock.patch.object(take, "THREADED_ROWS", 2), pytest.raises(Broken):
-        take.take([Column()], np.arange(4))
+    with mock.patch.object(take_rows, "THREADED_ROWS", 2), pytest.raises(Broken):
+        take_rows.take([Column()], np.arange(4))
 
 
 def test_a_run_that_falls_is_corrupt_but_a_new_run_may_begin_lower():

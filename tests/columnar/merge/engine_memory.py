@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.schema.schema import define
 from timespine.columnar.write.run_writer import NO_LISTS, RunWriter

@@ -13,8 +13,8 @@ from run_cases import CONFIG, Place
 from test_merge_engine import KV, check_runs, comparable, kv, leaves, merge, output, rows_of
 
 from timespine.columnar.merge import around_changes
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import needs_no_merge
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import wrap_int64
 from timespine.errors import CorruptionError

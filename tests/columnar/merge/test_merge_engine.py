@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kernel_cases import key
 from run_cases import CONFIG, Place, order_keys, seen_as, updates_of, visible, worlds
 
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_list_tree import read_run
 from timespine.columnar.scan.part_access import Parts

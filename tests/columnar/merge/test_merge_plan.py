@@ -7,7 +7,7 @@ from run_cases import Place
 from test_merge_engine import KV, TINY, comparable, kv, leaves, output, rows_of
 
 from timespine.columnar.merge import one_merge
-from timespine.columnar.merge.plan import SMALL, InputPart, stretches
+from timespine.columnar.merge.merge_plan import SMALL, InputPart, stretches
 from timespine.columnar.scan import part_access as parts_module
 from timespine.core.batch import Order, Part, Run
 from timespine.model.frontier import Frontier

@@ -19,7 +19,7 @@ from test_part_stats import update_table, updates
 from timespine.columnar.kernels.key_encoding import NULL, encode_row
 from timespine.columnar.parts import part_reader
 from timespine.columnar.parts import part_writer as parts
-from timespine.columnar.parts.footer import FOOTER_KEY, Footer, hash_of
+from timespine.columnar.parts.part_footer import FOOTER_KEY, Footer, hash_of
 from timespine.columnar.parts.part_reader import GAP_BYTES, MissingBlob
 from timespine.columnar.schema.schema import define
 from timespine.config import DEFAULT

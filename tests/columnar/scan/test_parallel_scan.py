@@ -16,8 +16,8 @@ from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan import parallel_scan
 from timespine.columnar.scan.parallel_scan import scan_in_shares
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import define
 
 some = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

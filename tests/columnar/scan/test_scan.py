@@ -21,7 +21,6 @@ from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.predicate.column import col
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.request import ScanRequest, empty_table
 from timespine.columnar.scan.scan import (
     cut_columns,
     fits_in_memory,
@@ -32,6 +31,7 @@ from timespine.columnar.scan.scan import (
     scan_sources,
     source_of_parts,
 )
+from timespine.columnar.scan.scan_request import ScanRequest, empty_table
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import Order, Part, Run

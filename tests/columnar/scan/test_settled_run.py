@@ -18,8 +18,8 @@ from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan import settled_run as settled_module
 from timespine.columnar.scan.parallel_scan import scan_in_shares
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.settled_run import settled_parts
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import functions as F
 
 import timespine as ts
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.config import DEFAULT
 from timespine.spark import merge_job, merging_on
 

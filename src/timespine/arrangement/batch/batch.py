@@ -10,10 +10,10 @@ from functools import cached_property
 import pyarrow as pa
 
 from timespine.arrangement.batch.chunk import Chunk, chunks_of
-from timespine.arrangement.batch.filters import MemberFilter
+from timespine.arrangement.batch.key_filters import MemberFilter
 from timespine.arrangement.batch.layout import Layout
+from timespine.columnar.kernels.comparable_words import Key
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.probe import Key
 from timespine.core.batch import wrap_int64
 from timespine.model.time import Time, join, meet
 

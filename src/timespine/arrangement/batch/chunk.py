@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from timespine.arrangement.batch.filters import MemberFilter, member_filter
+from timespine.arrangement.batch.key_filters import MemberFilter, member_filter
 from timespine.arrangement.batch.layout import Layout
-from timespine.columnar.kernels.probe import Key, compare
+from timespine.columnar.kernels.comparable_words import Key, compare
+from timespine.columnar.kernels.find_keys import WordIndex
 from timespine.columnar.kernels.row_words import INTEGERS, Index, is_text, single
-from timespine.columnar.kernels.search import WordIndex
 from timespine.columnar.schema.schema import DIFF
 from timespine.model.time import Time
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from timespine.arrangement.read.view import ArrangementView, repeated
+from timespine.arrangement.read.view_as_of import ArrangementView, repeated
 from timespine.columnar.schema.schema import shown_names
 from timespine.errors import UsageError
 

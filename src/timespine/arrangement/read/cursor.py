@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from timespine.arrangement.read.window import WINDOW_ROWS, WINDOW_ROWS_MAX, KeyTest, KeyWindow, WindowSource
+from timespine.arrangement.read.key_window import WINDOW_ROWS, WINDOW_ROWS_MAX, KeyTest, KeyWindow, WindowSource
+from timespine.columnar.kernels.comparable_words import Key
 from timespine.columnar.kernels.key_encoding import encode_scalar
-from timespine.columnar.kernels.probe import Key
 from timespine.columnar.schema.schema import shown_names
 from timespine.errors import UsageError
 from timespine.model.time import Time, check_time, less_equal

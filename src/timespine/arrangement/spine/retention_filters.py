@@ -20,12 +20,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.combine import Piece, SortedUpdates, piece_at
+from timespine.arrangement.batch.combine_chunks import Piece, SortedUpdates, piece_at
 from timespine.arrangement.batch.layout import Layout
+from timespine.columnar.kernels.comparable_words import Probes, compare
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.probe import Probes, compare
+from timespine.columnar.kernels.find_keys import locate, located_rows
 from timespine.columnar.kernels.row_words import single
-from timespine.columnar.kernels.search import locate, located_rows
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError

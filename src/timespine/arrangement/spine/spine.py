@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from timespine.arrangement.batch.batch import Batch, batch_of
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.checkpoint import CheckpointFolder
 from timespine.arrangement.read.cursor import Cursor
-from timespine.arrangement.read.view import ArrangementView
-from timespine.arrangement.read.window import WindowSource
-from timespine.arrangement.spine.merger import Mergers, shared_mergers
+from timespine.arrangement.read.key_window import WindowSource
+from timespine.arrangement.read.view_as_of import ArrangementView
+from timespine.arrangement.spine.merge_threads import Mergers, shared_mergers
 from timespine.arrangement.spine.retention_filters import Keep, RetentionFilters, RowFilter, ValueFilter
 from timespine.arrangement.spine.spine_driver import SpineDriver
 from timespine.arrangement.spine.spine_metrics import spine_metrics

@@ -18,11 +18,11 @@ from typing import Any
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.checkpoint import CheckpointFolder
-from timespine.arrangement.read.get import Courtesy
-from timespine.arrangement.spine.memory import machine_memory_bytes, process_bytes
-from timespine.arrangement.spine.merger import LevelTask, Mergers
+from timespine.arrangement.read.find_key import Courtesy
+from timespine.arrangement.spine.merge_threads import LevelTask, Mergers
+from timespine.arrangement.spine.process_memory import machine_memory_bytes, process_bytes
 from timespine.arrangement.spine.retention_filters import RetentionFilters
-from timespine.arrangement.spine.slicing import SlicedMerge, merge_batches
+from timespine.arrangement.spine.sliced_merge import SlicedMerge, merge_batches
 from timespine.core.arrangement import level_transitions
 from timespine.core.arrangement.level_transitions import MergePlan, fork
 from timespine.core.arrangement.levels import SpineLevels, due_levels

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.spine.spine_driver import SpineDriver
 from timespine.core.arrangement import levels
 from timespine.core.arrangement.levels import LevelSlot

@@ -27,9 +27,9 @@ from timespine.cli.options import (
     parse_time_option,
 )
 from timespine.cli.output.destination import for_document
+from timespine.cli.output.format_text import count_text, type_text
 from timespine.cli.output.progress import progress, spinner
 from timespine.cli.output.row_writers import write_done
-from timespine.cli.output.text import count_text, type_text
 from timespine.client.time_args import plain_frontier
 from timespine.errors import UsageError
 

@@ -24,8 +24,8 @@ from timespine.cli.options import (
     to_types,
 )
 from timespine.cli.output.destination import destination, for_document
+from timespine.cli.output.format_text import Columns, amplification_text, clock, fields, size, type_text
 from timespine.cli.output.row_writers import write_document, write_done, write_table
-from timespine.cli.output.text import Columns, amplification_text, clock, fields, size, type_text
 from timespine.client.catalog.retention import duration
 from timespine.client.collection import Collection, handle_of
 from timespine.client.store import Store

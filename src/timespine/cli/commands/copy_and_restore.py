@@ -10,9 +10,9 @@ import typer
 
 from timespine.cli.options import Output, StorePath, check_path, open_store_at, parse_time_option
 from timespine.cli.output.destination import for_document
+from timespine.cli.output.format_text import count_text, size
 from timespine.cli.output.progress import progress
 from timespine.cli.output.row_writers import write_done
-from timespine.cli.output.text import count_text, size
 from timespine.client.backup.copy_store import copy, promote
 from timespine.client.backup.fence_store import fence
 from timespine.client.backup.restore_store import RestorePoint, restore_store

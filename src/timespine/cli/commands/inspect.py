@@ -9,8 +9,8 @@ import typer
 
 from timespine.cli.options import Name, Output, StorePath, To, open_store_at
 from timespine.cli.output.destination import Destination, destination, for_document
+from timespine.cli.output.format_text import amplification_text, fields, size, type_text
 from timespine.cli.output.row_writers import write_document, write_table
-from timespine.cli.output.text import amplification_text, fields, size, type_text
 from timespine.client.collection import Collection, handle_of
 from timespine.client.time_args import plain_frontier
 from timespine.columnar.scan.part_access import meta_of

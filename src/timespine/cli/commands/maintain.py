@@ -14,9 +14,9 @@ import typer
 from timespine.cli.error_report import CORRUPT, UNAVAILABLE
 from timespine.cli.options import Name, Output, StorePath, To, check_path, open_store_at
 from timespine.cli.output.destination import Destination, OutputFormat, destination, for_document
+from timespine.cli.output.format_text import count_text, fields, one_line, size
 from timespine.cli.output.progress import progress, spinner
 from timespine.cli.output.row_writers import done_document, write_document, write_done, write_table
-from timespine.cli.output.text import count_text, fields, one_line, size
 from timespine.client.diagnostics.doctor import HealthReport, examine
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.open_store import accept_loss as accept_loss_of

@@ -16,9 +16,9 @@ from timespine.cli.input.input_file import STDIN
 from timespine.cli.input.read_rows import read_rows
 from timespine.cli.options import Name, Output, StorePath, Where, check_path, open_store_at
 from timespine.cli.output.destination import Destination, for_document
+from timespine.cli.output.format_text import count_text, type_text
 from timespine.cli.output.progress import spinner
 from timespine.cli.output.row_writers import write_done
-from timespine.cli.output.text import count_text, type_text
 from timespine.client.collection import Collection
 from timespine.client.time_args import plain_frontier
 from timespine.client.write_results import CommitResult

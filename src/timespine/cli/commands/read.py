@@ -27,9 +27,9 @@ from timespine.cli.options import (
     to_names,
 )
 from timespine.cli.output.destination import Destination, OutputFormat, OutputStream, destination
+from timespine.cli.output.format_text import type_text
 from timespine.cli.output.progress import progress
 from timespine.cli.output.row_writers import TextRows, write_rows, writer_for
-from timespine.cli.output.text import type_text
 from timespine.client.read.rows import Rows
 from timespine.client.time_args import plain_frontier
 from timespine.columnar.schema.schema import DIFF, TIME

@@ -18,8 +18,8 @@ from timespine.cli.options import (
     parse_time_option,
 )
 from timespine.cli.output.destination import Destination, destination, for_document
+from timespine.cli.output.format_text import type_text
 from timespine.cli.output.row_writers import write_done, write_table
-from timespine.cli.output.text import type_text
 from timespine.client.catalog.retention import duration as as_words
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id

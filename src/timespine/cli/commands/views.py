@@ -11,8 +11,8 @@ import typer
 from timespine.cli.input.input_file import InputFile
 from timespine.cli.options import Name, Output, Retain, StorePath, open_store_at, parse_time_option, to_names
 from timespine.cli.output.destination import OutputFormat, for_document
+from timespine.cli.output.format_text import fields
 from timespine.cli.output.row_writers import write_document, write_done
-from timespine.cli.output.text import fields
 from timespine.client.argument_types import ViewPolicy, ViewTimes
 from timespine.client.lazy_views import load_views_module
 from timespine.errors import UsageError

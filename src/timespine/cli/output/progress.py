@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.progress import TimeElapsedColumn as Elapsed
 
-from timespine.cli.output.text import one_line
+from timespine.cli.output.format_text import one_line
 
 Told = Callable[[int, int | None], None]
 """A function that takes the amount of finished work, and the total if it is known."""

@@ -17,7 +17,7 @@ from rich.text import Text
 from timespine.cli.error_report import ResultNotWritten, message
 from timespine.cli.input.value_codec import to_flat, to_rows
 from timespine.cli.output.destination import Destination, OutputFormat, OutputStream
-from timespine.cli.output.text import SAMPLE_ROWS, Columns, one_line, type_text
+from timespine.cli.output.format_text import SAMPLE_ROWS, Columns, one_line, type_text
 
 # Rows.
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 
 from timespine.client.context import StoreContext
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 from timespine.core.transitions import ClaimMerge, HeartbeatWriter
 from timespine.locks import Flag
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from timespine.client.context import StoreContext
+from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.maintenance.maintenance_report import describe_error
-from timespine.client.maintenance.scheduler import Maintenance
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.parts.part_list_tree import add_to_counter
 from timespine.core.effects import MergeRuns, Output
 from timespine.errors import TimespineError, Unavailable

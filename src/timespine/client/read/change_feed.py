@@ -16,7 +16,7 @@ from timespine.client.read.acquire import read_plan
 from timespine.client.read.leases import LeasedState, close_on_error
 from timespine.client.read.log_follower import Follower
 from timespine.client.read.rows import Rows, Updates, check_columns_unchanged
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.core.state import State
 from timespine.errors import LeaseExpired, NotSealed, SinceError

@@ -10,7 +10,7 @@ import pyarrow as pa
 from timespine.client.context import CollectionHandle
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF
 from timespine.core.read_plan import Plan
 from timespine.errors import UsageError

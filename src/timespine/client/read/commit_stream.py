@@ -30,7 +30,7 @@ from timespine.client.read.log_follower import Follower
 from timespine.client.read.rows import REPLANS, Updates, check_columns_unchanged
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.part_list_tree import add_to_counter
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import ALL_TIMES, Window
 from timespine.columnar.schema.schema import DIFF
 from timespine.core.batch import Run

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 from timespine.client.context import CollectionHandle
 from timespine.client.read.leases import LeasedState
 from timespine.client.refuse_pickle import OneProcess
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.core.state import State
 from timespine.errors import LeaseExpired, Unavailable
 

@@ -34,7 +34,7 @@ from timespine.client.write.stage import Runs, count_appended, delete_unused, ma
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.predicate.column import Predicate
 from timespine.columnar.predicate.key_set import KeySet
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.batch import HollowBatch

@@ -20,9 +20,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from timespine.columnar.kernels.row_words import START, WORD_BITS, Index, Packed, Position, pack, single
-from timespine.columnar.kernels.take import narrow, read_back, take
+from timespine.columnar.kernels.sort_equal_words import Flags, break_ties, group_blocks
+from timespine.columnar.kernels.take_rows import narrow, read_back, take
 from timespine.columnar.kernels.text_words import Words, blocks
-from timespine.columnar.kernels.tie_break import Flags, break_ties, group_blocks
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 from timespine.model.time import INT64_MAX

@@ -22,13 +22,13 @@ import pyarrow as pa
 
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.kernels.kway_merge import kway_merge
-from timespine.columnar.merge.plan import SMALL, InputPart
+from timespine.columnar.merge.merge_plan import SMALL, InputPart
 from timespine.columnar.parts.copied_groups import RowGroups, row_groups
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX
 from timespine.columnar.scan.part_access import BLOCK_GROUPS, Parts, meta_of
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import cut_columns
+from timespine.columnar.scan.scan_request import ScanRequest
 
 COPIED_GROUPS_MIN = 4
 """Row groups in a row that are worth a copy: a merge on both sides of them costs as much as to encode two or three."""

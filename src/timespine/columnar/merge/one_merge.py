@@ -1,6 +1,6 @@
 """One merge: the inputs side by side, what overlaps written anew, what is past apart from what is live.
 
-`columnar.merge.engine` says what a merge does.
+`columnar.merge.merge_engine` says what a merge does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from timespine.columnar.merge.around_changes import PassedPart, PlanItem, is_cut_by_bounds, merge_groups, plan_around
-from timespine.columnar.merge.plan import InputPart, Stretch, is_from, is_until, stretches
+from timespine.columnar.merge.merge_plan import InputPart, Stretch, is_from, is_until, stretches
 from timespine.columnar.merge.split_past import can_split, split_past, time_at_or_after_all
 from timespine.columnar.parts.copied_groups import RowGroups
 from timespine.columnar.parts.inline_part import InlineRule
@@ -22,9 +22,8 @@ from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_list_tree import Counters, delete_keys, rows_in
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.parts.part_stats import known_meta
-from timespine.columnar.scan.announce import FOOTERS_AHEAD
+from timespine.columnar.scan.fetch_ahead import FOOTERS_AHEAD
 from timespine.columnar.scan.part_access import Parts, meta_of
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import (
     ScanSource,
     cut_columns,
@@ -36,6 +35,7 @@ from timespine.columnar.scan.scan import (
     tiny_sources,
     unordered_sources,
 )
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.write.run_writer import NO_LISTS, RunWriter

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_lower, truncate_upper
-from timespine.columnar.parts.footer import FOOTER_KEY, FORMAT_VERSION, MAGIC, Footer, hash_of
 from timespine.columnar.parts.parquet_metadata import FileBytes, Offset, move_page_index, parse_footer, write_footer
+from timespine.columnar.parts.part_footer import FOOTER_KEY, FORMAT_VERSION, MAGIC, Footer, hash_of
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import (
     BOUND_BYTES_MAX,

@@ -25,8 +25,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.columnar.parts.footer import hash_of
 from timespine.columnar.parts.inline_msgpack import decode_columns, encode_columns
+from timespine.columnar.parts.part_footer import hash_of
 from timespine.columnar.parts.part_stats import PartMeta, describe_updates, diff_sum_of
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import Config

@@ -25,7 +25,8 @@ from pyarrow._parquet import ParquetReader  # what pq.ParquetFile reads with; on
 
 from timespine.columnar.kernels.key_encoding import NULL
 from timespine.columnar.parts import bloom_probe
-from timespine.columnar.parts.footer import (
+from timespine.columnar.parts.inline_part import check_decoded_updates
+from timespine.columnar.parts.part_footer import (
     HASH_BYTES,
     MAGIC,
     Footer,
@@ -38,7 +39,6 @@ from timespine.columnar.parts.footer import (
     parse_tail,
     piece_starts,
 )
-from timespine.columnar.parts.inline_part import check_decoded_updates
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta, Range
 from timespine.columnar.parts.row_group_index import GroupRanges, KeyIndex
 from timespine.columnar.parts.row_memory import row_pool

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from timespine.columnar.kernels.key_encoding import encode_row
-from timespine.columnar.parts.footer import (
+from timespine.columnar.parts.part_footer import (
     FOOTER_KEY,
     FORMAT_VERSION,
     HASH_BYTES,

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.passthrough import FEW, LARGE_ROWS
+from timespine.columnar.kernels.consolidate_unordered import FEW, LARGE_ROWS
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import ROW_BYTES, Parts, meta_of
-from timespine.columnar.scan.request import ScanRequest, empty_table
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest, empty_table
 from timespine.columnar.scan.settled_run import decode_settled, settled_parts
 from timespine.columnar.schema.schema import DIFF
 from timespine.columnar.schema.types import is_nested

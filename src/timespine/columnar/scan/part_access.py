@@ -21,7 +21,7 @@ from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_list_tree import read_run
 from timespine.columnar.parts.part_reader import MissingBlob, PartReader, open_part
 from timespine.columnar.parts.part_stats import PartMeta, known_meta
-from timespine.columnar.scan.announce import (
+from timespine.columnar.scan.fetch_ahead import (
     announce_blooms,
     announce_footers,
     announce_groups,
@@ -29,7 +29,7 @@ from timespine.columnar.scan.announce import (
     announcer,
 )
 from timespine.columnar.scan.prune import Pruner
-from timespine.columnar.scan.request import ScanRequest, clip, filter_rows
+from timespine.columnar.scan.scan_request import ScanRequest, clip, filter_rows
 from timespine.columnar.scan.visibility import apply_visibility
 from timespine.columnar.schema.schema import Schema, time_names
 from timespine.config import Config

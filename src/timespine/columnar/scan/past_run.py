@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.core.batch import Run
 from timespine.errors import CorruptionError

@@ -11,7 +11,7 @@ from timespine.columnar.kernels.key_encoding import leading, recode
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import PartMeta, Range, known_meta
 from timespine.columnar.predicate.key_set import FEW
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.schema.types import parse_type
 from timespine.core.batch import Part

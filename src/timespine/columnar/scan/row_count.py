@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.scan.part_access import Parts, meta_of
-from timespine.columnar.scan.request import ScanRequest, filter_rows
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest, filter_rows
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF
 from timespine.core.batch import Part, Run

@@ -7,7 +7,7 @@ that ten thousand tiny commits are one run and not ten thousand.
 Of the memory M of a scan, what is gathered takes a quarter, and so do the chunks of
 all that is streamed; as much is read ahead. A chunk is a row group at least; its
 footer says how much memory it takes. A merge that has more to stream at once than
-`fits_in_memory` allows merges some of it first (`columnar.merge.engine`).
+`fits_in_memory` allows merges some of it first (`columnar.merge.merge_engine`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import pyarrow as pa
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.kway_merge import kway_merge
 from timespine.columnar.parts.part_stats import PartMeta
-from timespine.columnar.scan.announce import FOOTERS_AHEAD, STREAMED_AHEAD
+from timespine.columnar.scan.fetch_ahead import FOOTERS_AHEAD, STREAMED_AHEAD
 from timespine.columnar.scan.part_access import ROW_BYTES, Parts, meta_of
-from timespine.columnar.scan.request import ScanRequest, clip, filter_rows
+from timespine.columnar.scan.scan_request import ScanRequest, clip, filter_rows
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Order, Part, Run
 from timespine.model.time import less_equal

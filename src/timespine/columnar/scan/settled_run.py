@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.parts.row_memory import row_pool
-from timespine.columnar.scan.announce import announce_groups
+from timespine.columnar.scan.fetch_ahead import announce_groups
 from timespine.columnar.scan.part_access import Parts, ScanStats
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import parts_readable_as_is
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF
 from timespine.core.batch import Part, Run
 from timespine.pool import outcome

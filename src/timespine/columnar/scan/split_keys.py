@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from timespine.columnar.kernels.key_encoding import leading, recode
-from timespine.columnar.scan.announce import announcer
+from timespine.columnar.scan.fetch_ahead import announcer
 from timespine.columnar.scan.part_access import Parts, meta_of
-from timespine.columnar.scan.request import ScanRequest
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.core.batch import Part, Run
 
 SMALL_PARTS = 4

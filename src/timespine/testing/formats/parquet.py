@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from timespine.columnar.ingest.update_table import to_update_table as updates_of
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.merge.engine import Engine
+from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.parts.inline_part import decode_inline, encode_inline
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_stats import diff_sum_of
@@ -30,8 +30,8 @@ from timespine.columnar.predicate.column import col
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan import row_count
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF, Field, Schema, define

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from timespine.arrangement.batch import chunk
 from timespine.arrangement.batch.batch import Batch, batch_of
-from timespine.arrangement.batch.file import FileFacts, open_batch, write_batch
+from timespine.arrangement.batch.batch_file import FileFacts, open_batch, write_batch
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.read import cursor
-from timespine.arrangement.read.view import ArrangementView
+from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.arrangement.spine.retention_filters import RetentionFilters
-from timespine.arrangement.spine.slicing import SlicedMerge
+from timespine.arrangement.spine.sliced_merge import SlicedMerge
 from timespine.columnar.schema.schema import DIFF, TIME, define
 from timespine.core.arrangement.level_transitions import MergePlan
 from timespine.core.effects import SliceResult

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from timespine.arrangement import checkpoint, manifest, opened_checkpoint
-from timespine.arrangement.batch import file
+from timespine.arrangement.batch import batch_file
 from timespine.arrangement.manifest import BATCH_FILE, manifest_name, manifest_numbers, read_manifest
 from timespine.core.arrangement.spine_files import MANIFESTS_KEPT
 from timespine.errors import CorruptionError
@@ -136,7 +136,7 @@ class CheckpointFolders:
         def write_batch(path: str, *args: Any) -> Any:
             here.act("write a batch")
             here._unsynced[path] = here._process()
-            facts = file.write_batch(path, *args)
+            facts = batch_file.write_batch(path, *args)
             here.act("wrote a batch")
             return facts
 

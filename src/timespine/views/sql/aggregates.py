@@ -11,7 +11,7 @@ from sqlglot import exp
 from timespine.views.plan.algebra import AggregateCall
 from timespine.views.plan.expressions import Call, Expression, Literal
 from timespine.views.sql.functions import BIGINT, DOUBLE, NotListed, aggregate_type, call, cast, is_number
-from timespine.views.sql.reasons import NoRule, check_args, refuse
+from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
 from timespine.views.sql.spark_types import SparkTypes
 
 SIMPLE: dict[type, str] = {

@@ -17,10 +17,10 @@ from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
 from timespine.views.sql.grouping import SelectGroups, sort_key
 from timespine.views.sql.parse import Query, output_names, qualified
-from timespine.views.sql.reasons import NoRule, Reason, check_args, refuse
+from timespine.views.sql.prune_columns import prune_columns
+from timespine.views.sql.refusal_reasons import NoRule, Reason, check_args, refuse
 from timespine.views.sql.relations import Fresh, Relation, aligned, combine, joined, outer_join
 from timespine.views.sql.scalars import Scalars, and_parts
-from timespine.views.sql.simplify import prune_columns
 from timespine.views.sql.spark_types import SparkTypes
 from timespine.views.sql.subqueries import apply_condition, is_subquery_condition, scalar_subquery
 

@@ -16,7 +16,7 @@ from sqlglot import exp
 from timespine.views.plan.algebra import Aggregate, Plan, Project, SortKey, Union, WindowNode
 from timespine.views.plan.expressions import Expression, Literal, PlanColumn
 from timespine.views.sql.aggregates import Aggregates, is_aggregate
-from timespine.views.sql.reasons import NoRule, check_args, refuse
+from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
 from timespine.views.sql.relations import Relation, filtered, with_columns
 from timespine.views.sql.scalars import Scalars
 from timespine.views.sql.windows import window_call

@@ -19,7 +19,7 @@ from sqlglot.optimizer.qualify import qualify
 from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
-from timespine.views.sql.reasons import Reason, reason_at
+from timespine.views.sql.refusal_reasons import Reason, reason_at
 
 NOT_DETERMINISTIC = {
     *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),

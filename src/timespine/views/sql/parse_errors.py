@@ -11,7 +11,7 @@ import pyarrow as pa
 from sqlglot import exp
 from sqlglot.errors import ParseError
 
-from timespine.views.sql.reasons import Reason, reason_at
+from timespine.views.sql.refusal_reasons import Reason, reason_at
 
 COLUMNS_MAX = 30
 """Most columns of a collection that a message lists."""

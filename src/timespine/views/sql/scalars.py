@@ -27,7 +27,7 @@ from timespine.views.sql.functions import (
     common_type,
     explicit_cast,
 )
-from timespine.views.sql.reasons import NoRule, check_args, refuse
+from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
 from timespine.views.sql.spark_types import SparkTypes
 
 Resolve = Callable[[Any], Expression | None]

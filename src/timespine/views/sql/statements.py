@@ -24,7 +24,7 @@ from sqlglot.tokens import TokenType  # type: ignore[attr-defined]
 
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.sql.parse_errors import unclosed_reason
-from timespine.views.sql.reasons import Reason
+from timespine.views.sql.refusal_reasons import Reason
 
 PROPERTIES = ("retain", "times")
 """The properties that TBLPROPERTIES may set."""

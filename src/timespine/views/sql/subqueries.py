@@ -21,7 +21,7 @@ from timespine.views.plan.algebra import Aggregate, Filter, Join, Plan, Project,
 from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of, replace_columns
 from timespine.views.sql.functions import NotListed, call
 from timespine.views.sql.grouping import SelectGroups
-from timespine.views.sql.reasons import refuse
+from timespine.views.sql.refusal_reasons import refuse
 from timespine.views.sql.relations import Relation, combine, filtered, joined, outer_join, with_columns
 from timespine.views.sql.scalars import Scalars, and_parts
 

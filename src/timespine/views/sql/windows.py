@@ -12,7 +12,7 @@ from timespine.views.plan.algebra import SortKey, WindowCall
 from timespine.views.plan.expressions import Expression, Literal
 from timespine.views.sql.aggregates import SIMPLE
 from timespine.views.sql.functions import BIGINT, NotListed, aggregate_type
-from timespine.views.sql.reasons import check_args, refuse
+from timespine.views.sql.refusal_reasons import check_args, refuse
 from timespine.views.sql.spark_types import SparkTypes
 
 _RANKS: dict[type, str] = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}

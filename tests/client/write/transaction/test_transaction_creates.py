@@ -11,7 +11,7 @@ from transaction_cases import BOTH, keys_of, row, rows
 
 from timespine.client.catalog.drop import LOOK_MS
 from timespine.client.catalog.reservations import REMEMBERED_MS, RESERVED_MS
-from timespine.client.maintenance.scheduler import EXPIRE_S
+from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.config import Config
 from timespine.errors import ClosedError, Determinate, Indeterminate, Unavailable, UsageError
 from timespine.location.unreliable import Fault

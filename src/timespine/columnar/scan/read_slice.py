@@ -20,8 +20,8 @@ from timespine.columnar.predicate.column import as_predicate
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Native
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.request import ScanRequest
 from timespine.columnar.scan.scan import scan
+from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema

@@ -28,7 +28,7 @@ from functools import partial
 
 from timespine.client.commit.group_commit import STORE_CLOSED, TURN_S, GroupCommitter
 from timespine.client.context import CollectionHandle
-from timespine.client.maintenance.due import (
+from timespine.client.maintenance.due_maintenance import (
     GATHER,
     fits,
     is_claimed,

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.batch.chunk import Chunk
-from timespine.arrangement.batch.combine import Piece, piece_between
-from timespine.columnar.kernels.probe import Key
-from timespine.columnar.kernels.search import rows_before
+from timespine.arrangement.batch.combine_chunks import Piece, piece_between
+from timespine.columnar.kernels.comparable_words import Key
+from timespine.columnar.kernels.find_keys import rows_before
 
 CREEP = 4
 """The reciprocal of the part of an equal share that a step looks ahead in a batch at least."""

@@ -18,9 +18,9 @@ import pyarrow as pa
 from timespine.arrangement.batch import chunk as chunks
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.batch.chunk import Chunk, chunks_of
-from timespine.arrangement.batch.combine import SortedUpdates, advance, fold_times, piece_between
+from timespine.arrangement.batch.combine_chunks import SortedUpdates, advance, fold_times, piece_between
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.batch.walk import Walk
+from timespine.arrangement.batch.walk_batches import Walk
 from timespine.arrangement.spine.retention_filters import RetentionFilters
 from timespine.columnar.schema.schema import DIFF
 from timespine.core.batch import wrap_int64

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate_inputs
 from timespine.columnar.kernels.row_words import pack, single
+from timespine.columnar.kernels.sort_equal_words import Flags
 from timespine.columnar.kernels.text_words import Words
-from timespine.columnar.kernels.tie_break import Flags
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import CorruptionError
 

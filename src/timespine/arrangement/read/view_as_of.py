@@ -14,20 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.combine import Piece, SortedUpdates, net_as_of, piece_at, piece_between
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.combine_chunks import Piece, SortedUpdates, net_as_of, piece_at, piece_between
+from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.batch.walk import Walk
+from timespine.arrangement.batch.walk_batches import Walk
 from timespine.arrangement.read.cursor import Cursor, items
-from timespine.arrangement.read.get import SUMMED_MAX, Courtesy, Hit, find, needs_no_sum, settled_rows, summed_rows
-from timespine.arrangement.read.window import WindowSource
+from timespine.arrangement.read.find_key import SUMMED_MAX, Courtesy, Hit, find, needs_no_sum, settled_rows, summed_rows
+from timespine.arrangement.read.key_window import WindowSource
 from timespine.client.engine_interface import repeat_by_diff
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
+from timespine.columnar.kernels.comparable_words import Key, Probes
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.probe import Key, Probes
+from timespine.columnar.kernels.find_keys import locate, located_rows
 from timespine.columnar.kernels.row_words import Index, single
-from timespine.columnar.kernels.search import locate, located_rows
 from timespine.columnar.schema.schema import DIFF, shown_names
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier

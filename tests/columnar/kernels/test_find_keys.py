@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import LONG, TYPES, array, keys
 
-from timespine.columnar.kernels import search
-from timespine.columnar.kernels.probe import Key, Probes
-from timespine.columnar.kernels.search import WordIndex, locate, locate_key, rows_before
+from timespine.columnar.kernels import find_keys
+from timespine.columnar.kernels.comparable_words import Key, Probes
+from timespine.columnar.kernels.find_keys import WordIndex, locate, locate_key, rows_before
 
 FLAT = [kind for kind in TYPES if not pa.types.is_nested(kind)]
 
@@ -67,7 +67,7 @@ def expected(table, wanted):
 @given(cases(), st.sampled_from([1, 16]), st.sampled_from([0, 4]))
 def test_many_keys_find_exactly_their_rows(case, keys_per_run, few_rows):
     table, wanted = case
-    with mock.patch.object(search, "KEYS_PER_RUN", keys_per_run), mock.patch.object(search, "FEW_ROWS", few_rows):
+    with mock.patch.object(find_keys, "KEYS_PER_RUN", keys_per_run), mock.patch.object(find_keys, "FEW_ROWS", few_rows):
         located = locate(WordIndex.of(arrays(table)), Probes(arrays(wanted)))
     places = {int(key): (int(low), int(high)) for key, low, high in zip(*located, strict=True)}
     assert places == {number: place for number, place in enumerate(expected(table, wanted)) if place[0] < place[1]}
@@ -88,7 +88,7 @@ def test_one_key_finds_exactly_its_rows_and_its_place(case):
 @given(cases(kinds=[pa.int64(), pa.string(), pa.int8()]))
 def test_composite_keys_are_narrowed_by_runs_of_equal_words(case):
     table, wanted = case
-    with mock.patch.object(search, "KEYS_PER_RUN", 0):
+    with mock.patch.object(find_keys, "KEYS_PER_RUN", 0):
         located = locate(WordIndex.of(arrays(table)), Probes(arrays(wanted)))
     ranges = [place for place in expected(table, wanted) if place[0] < place[1]]
     assert list(zip(located.lower.tolist(), located.upper.tolist(), strict=True)) == ranges

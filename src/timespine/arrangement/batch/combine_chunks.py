@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from timespine.arrangement.batch.chunk import Chunk, Coordinates
 from timespine.arrangement.batch.layout import Layout
+from timespine.columnar.kernels.comparable_words import absolute_words
 from timespine.columnar.kernels.consolidate import consolidate_words
-from timespine.columnar.kernels.probe import absolute_words
 from timespine.columnar.kernels.row_words import Index
 from timespine.columnar.kernels.text_words import Words, shared_bytes
 from timespine.columnar.scan.visibility import advance_times

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.batch.chunk import Chunk
-from timespine.arrangement.batch.combine import Piece, SortedUpdates, fold_times, net_as_of, piece_between
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.combine_chunks import Piece, SortedUpdates, fold_times, net_as_of, piece_between
+from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
-from timespine.arrangement.batch.walk import Walk, position_of, rows_until, step_back
-from timespine.arrangement.read.get import find
+from timespine.arrangement.batch.walk_batches import Walk, position_of, rows_until, step_back
+from timespine.arrangement.read.find_key import find
+from timespine.columnar.kernels.comparable_words import Key, compare
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_arrow_scalar
-from timespine.columnar.kernels.probe import Key, compare
 from timespine.columnar.kernels.row_words import Index
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError

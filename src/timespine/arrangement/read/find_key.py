@@ -12,10 +12,10 @@ from typing import Any
 
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.batch.chunk import Chunk
-from timespine.arrangement.batch.filters import FilterCounts
+from timespine.arrangement.batch.key_filters import FilterCounts
+from timespine.columnar.kernels.comparable_words import Key
+from timespine.columnar.kernels.find_keys import locate_key
 from timespine.columnar.kernels.key_encoding import encode_arrow_scalar
-from timespine.columnar.kernels.probe import Key
-from timespine.columnar.kernels.search import locate_key
 from timespine.model.time import Time, less_equal
 
 Hit = tuple[Chunk, int, int]

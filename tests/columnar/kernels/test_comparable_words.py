@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import LONG, TYPES, array, key
 
-from timespine.columnar.kernels.probe import Key, Probes, absolute_words, compare, shared_prefix
+from timespine.columnar.kernels.comparable_words import Key, Probes, absolute_words, compare, shared_prefix
 from timespine.errors import UsageError
 
 FLAT = [kind for kind in TYPES if not pa.types.is_nested(kind)]

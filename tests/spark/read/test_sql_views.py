@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 import timespine as ts
 from timespine.errors import UsageError
 from timespine.spark import register
-from timespine.spark.read import sql
-from timespine.spark.read.sql import view_names
+from timespine.spark.read import sql_views
+from timespine.spark.read.sql_views import view_names
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_collection_that_spark_cannot_show_does_not_keep_the_others_from_being
             raise PySparkException("what is this")
         shown.append(view)
 
-    monkeypatch.setattr(sql, "_views", views)
+    monkeypatch.setattr(sql_views, "_views", views)
     with ts.open(tmp_path / "store", maintenance=False) as store:
         for name in "abc":
             store.create(name, key={"id": "int64"})
@@ -93,7 +93,7 @@ def test_changes_are_between_two_versions_the_earlier_one_first():
     known = {"orders": mock.MagicMock()}
     for first, last in ((-1, 1), (2, 1), (None, 1), (0, None), (True, 1)):
         with pytest.raises(UsageError, match="two versions from 0 on, the earlier one first"):
-            list(sql.changes_between(known, "orders", first, last))
+            list(sql_views.changes_between(known, "orders", first, last))
 
 
 def test_two_collections_with_one_view_are_an_error_before_anything_is_registered():

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from timespine.columnar.kernels.comparable_words import Key, Probes, absolute_words, compare, shared_prefix
 from timespine.columnar.kernels.key_encoding import encode_arrow_scalar
-from timespine.columnar.kernels.probe import Key, Probes, absolute_words, compare, shared_prefix
 from timespine.columnar.kernels.row_words import Index, is_fixed
 from timespine.columnar.kernels.text_words import Words
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from timespine.client.collection import Collection
 from timespine.client.engine_interface import ReadOptions, extent_of, handle_of, open_snapshot, slices_of
 from timespine.client.store import Store
-from timespine.columnar.scan.slice import Slice, read_slice_rows
+from timespine.columnar.scan.read_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UnknownCollection, UsageError
 from timespine.spark.blob_location import BlobLocation, blob_location_of
@@ -130,7 +130,7 @@ def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, 
     columns = ", ".join(map(quoted, names[:width]))
     types = ", ".join(f"{quoted(field.name)} {ddl_of(field.dataType)}" for field in updates.fields[:width])
     since, upper = map(quoted, names[-2:])
-    # SUBTLE: a name of both a column and the parameter means the column (test_sql.py).
+    # SUBTLE: a name of both a column and the parameter means the column (test_sql_views.py).
     t, count, i = (free_name(each, names) for each in ("t", "_count", "_i"))
     asked = f"{_refuse_times(t, since, upper)} ELSE _time <= {t} END"
     # The second branch checks the time where there are no updates to check it with.
