@@ -198,7 +198,7 @@ def _commit(pieces: list[CollectionBatch], noting: list[CollectionHandle], note:
     steps: list[Step] = []
     places: dict[str, int] = {}
     # SUBTLE: the jobs end in here. A batch that another process committed first is no error for the caller, but the
-    # jobs must get the error, to end their writers and delete their blobs (test_foreach_batch_multi.py).
+    # jobs must get the error, to end their writers and delete their blobs (test_foreach_batch_together.py).
     with ExitStack() as jobs:
         for piece in pieces:
             made = frame_steps(handle_of(piece.collection), piece.frame, piece.how, jobs)
