@@ -21,7 +21,7 @@ from timespine.client.read import leases
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.commit_stream import CommitStream
 from timespine.client.read.leases import Leases
-from timespine.client.write import append_batcher, change_rows, prepare_unsealed, read_current, step_commit
+from timespine.client.write import append_drafts, change_rows, prepare_unsealed, read_current, step_commit
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.small_appends import group_append_step
 from timespine.client.write.transaction import Transaction
@@ -183,7 +183,7 @@ def blobs_are_deleted_though_their_commit_is_in_doubt() -> Iterator[None]:
 
     with (
         patched(step_commit, "did_not_commit", did_not_commit),
-        patched(append_batcher, "did_not_commit", did_not_commit),
+        patched(append_drafts, "did_not_commit", did_not_commit),
     ):
         yield
 
@@ -205,20 +205,20 @@ def small_appends_are_told_the_times_of_others() -> Iterator[None]:
 @in_stores
 @bug
 def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
-    real = append_batcher._replies_of
+    real = append_drafts._replies_of
 
     def replies_of(reply):
         is_outrun = isinstance(reply, Refused) and isinstance(reply.reason, UpperMismatch)
         return () if is_outrun else real(reply)
 
-    with patched(append_batcher, "_replies_of", replies_of):
+    with patched(append_drafts, "_replies_of", replies_of):
         yield
 
 
 @in_stores
 @bug
 def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
-    real = append_batcher._convert_together
+    real = append_drafts._convert_together
 
     def convert_together(entries, places, schema):
         found = real(entries, places, schema)
@@ -228,7 +228,7 @@ def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
         rows[-1] -= 1
         return found._replace(table=found.table.slice(0, found.table.num_rows - 1), rows=rows)
 
-    with patched(append_batcher, "_convert_together", convert_together):
+    with patched(append_drafts, "_convert_together", convert_together):
         yield
 
 

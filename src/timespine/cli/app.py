@@ -9,8 +9,8 @@ import typer
 import timespine as ts
 from timespine.cli.commands import (
     append_and_load,
+    backup_and_fence,
     collections,
-    copy_and_restore,
     evolve,
     inspect,
     maintain,
@@ -40,7 +40,7 @@ VERBS = (
     read,
     retention,
     maintain,
-    copy_and_restore,
+    backup_and_fence,
     migrate,
     inspect,
     views,

@@ -27,7 +27,7 @@ from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.sealed_and_unsealed import Contents, contents
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms
-from timespine.client.write import append_batcher, change_rows
+from timespine.client.write import append_drafts, change_rows
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.prepare import materialize_once
@@ -104,7 +104,7 @@ class Collection(OneProcess):
                 self._handle, rows, at, upper, expected_upper
             )
             return committed
-        return append_batcher.append_or_wait(self._handle, rows, at, upper, expected_upper)
+        return append_drafts.append_or_wait(self._handle, rows, at, upper, expected_upper)
 
     def write(
         self, rows: RowsLike, *, at: TimeLike | None = None, times: str | None = None, late: LatePolicy = REFUSE

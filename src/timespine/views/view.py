@@ -1,4 +1,4 @@
-"""The handle of a view: a collection that only refreshes write, with what there is to ask of it."""
+"""The handle of a view, a collection that only refreshes write; and how a view is defined, created and opened."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from msgspec import msgpack
 import timespine as ts
 from timespine.client.commit import relay
 from timespine.client.commit.leader_queue import PendingCall
-from timespine.client.write.append_batcher import pending_append
+from timespine.client.write.append_drafts import pending_append
 from timespine.client.write.small_appends.relay_messages import AppendReply
 from timespine.core.transitions import ExpireCommitter
 from timespine.errors import Determinate, Fenced, Indeterminate, InvalidRows, WrongProcess

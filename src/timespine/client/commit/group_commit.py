@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from timespine.client.commit.accept_older_schema import SchemaCheck, offer_checked
-from timespine.client.commit.answer_group import Offer, Replies, answer_group
+from timespine.client.commit.commit_and_answer import Offer, Replies, answer_group
 from timespine.client.commit.cross_process_turn import Patience
 from timespine.client.commit.draft import Draft, QueuedCalls, is_transaction, stage_by_kind
 from timespine.client.commit.effect_driver import Driver

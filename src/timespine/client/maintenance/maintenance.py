@@ -28,6 +28,7 @@ from functools import partial
 
 from timespine.client.commit.group_commit import STORE_CLOSED, TURN_S, GroupCommitter
 from timespine.client.context import CollectionHandle
+from timespine.client.maintenance.drained_batch_policy import worth_rewriting
 from timespine.client.maintenance.due_maintenance import (
     GATHER,
     fits,
@@ -49,7 +50,6 @@ from timespine.client.maintenance.settled_collections import (
     retention_horizon,
 )
 from timespine.client.maintenance.sweep_turns import SweepTurns
-from timespine.client.maintenance.unsealed_rewrite_policy import worth_rewriting
 from timespine.client.maintenance.upkeep_timing import UpkeepTiming
 from timespine.columnar.kernels.background_flag import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting

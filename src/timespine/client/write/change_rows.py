@@ -29,7 +29,7 @@ from timespine.columnar.ingest.key_columns import require_key_columns
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.column import Column, Where, as_predicate
-from timespine.columnar.predicate.conditions import column_expression
+from timespine.columnar.predicate.column_conditions import column_expression
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import is_row_by_row
 from timespine.columnar.schema.schema import DIFF, Schema

@@ -170,7 +170,7 @@ def _conversion_key(rows: RowsLike) -> tuple[Hashable | None, Sequence[str]]:
     """Return the conversion key of rows, and their columns; the key is None for rows that are converted alone.
 
     SUBTLE: the conversion of Python values depends on the types of all values of a column. So only rows whose
-    types are the same, and not nested, are converted together (test_append_batcher.py).
+    types are the same, and not nested, are converted together (test_append_drafts.py).
     """
     if isinstance(rows, pa.Table):
         return (rows.schema, rows.column_names) if 0 < rows.num_rows <= ROWS_MAX else (None, ())
