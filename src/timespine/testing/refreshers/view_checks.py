@@ -170,10 +170,11 @@ class ViewChecks:
             return [time]
         since = [self.world.states[each][-1].since for each in (view.id, *view.inputs)]
         first = max([view.upper, *(each.time for each in since if each.elements)])
-        steps = range(first, time)
+        if view.timeline != "clock":
+            return list(range(first, time + 1))
         # On the wall clock there are too many times: those at which something changes have to do.
         changed = {when for id in (view.id, *view.inputs) for _, when in self.world.truths[id].held}
-        return [each for each in steps if each in changed] + [time] if view.timeline == "clock" else [*steps, time]
+        return [*sorted(each for each in changed if first <= each < time), time]
 
     def _check_stages(self, view: KnownView) -> None:
         """Check V2: stages stand where their view stands."""
@@ -189,7 +190,8 @@ class ViewChecks:
         truth = world.truths[view.id]
         for commit in truth.added[view.added :]:
             times = {when for _, when, _ in commit.updates}
-            if not times <= set(range(view.upper, time + 1) if view.definition.times == "every" else (time,)):
+            first = view.upper if view.definition.times == "every" else time
+            if not all(first <= when <= time for when in times):
                 world.violate(f"the refresh of {view.id} to {time} added rows at {sorted(times)}")
         view.added = len(truth.added)
         stored = self._stored(world.states[view.id][-1], view.upper, time)
