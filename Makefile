@@ -98,8 +98,8 @@ planted: $(VENV)/.dev            ## every planted bug is caught by its pinned se
 	$(RUN) $(PYTEST) tests/simulation/test_planted.py -m slow
 
 sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket and views: make sim HISTORIES=20000 SEED=0
-	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 60 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 30 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour kept --histories $$(($(HISTORIES) / 20)) --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour stores --histories $(STORE_HISTORIES) --ops 20 --seed $(SEED) --jobs $(JOBS)
@@ -130,7 +130,7 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py
-	EXAMPLES_TIMES=50 $(RUN) -m pytest tests/client/write/change tests/client/catalog/test_create_in_transaction.py tests/cli/test_cli_processes.py
+	EXAMPLES_TIMES=50 $(RUN) -m pytest tests/client/write/change tests/client/catalog/test_create_in_transaction.py tests/cli/test_cli_processes.py tests/views/test_engine.py tests/views/test_every_time.py tests/views/test_delta.py tests/arrangement/test_cursor.py
 	$(RUN) tests/simulation/planted.py
 	REMOTE_KILLS=20 $(RUN) -m pytest tests/crash/test_remote_kills.py tests/crash/test_stream_kills.py
 	$(RUN) -m pytest tests/spark -m slow

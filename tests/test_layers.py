@@ -456,3 +456,10 @@ def test_files_and_functions_stay_readable():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno <= 60, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+
+@pytest.mark.parametrize("package", ["timespine.spark", "timespine.views"])
+def test_every_name_that_a_package_imports_at_first_use_is_there(package):
+    pytest.importorskip("pyspark")
+    module = importlib.import_module(package)
+    assert {name for name in module._FROM if not callable(getattr(module, name))} == set()

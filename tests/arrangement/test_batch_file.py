@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spine_cases import layouts, pools, tiny, update_tables, updates_of
-from test_view import BY_ID, ORDERS, orders
+from test_view_as_of import BY_ID, ORDERS, orders
 
 from timespine.arrangement.batch.batch import Location, batch_of
 from timespine.arrangement.batch.batch_file import open_batch, write_batch

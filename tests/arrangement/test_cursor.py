@@ -7,10 +7,11 @@ from unittest import mock
 
 import pyarrow as pa
 import pytest
+from assertions import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from spine_cases import FLAT, frontiers, key_tables, scalar_key, spines, times, tiny
-from test_view import BY_ID, ORDERS, orders, view_of
+from test_view_as_of import BY_ID, ORDERS, orders, view_of
 
 from timespine.arrangement.batch.batch import batch_of
 from timespine.arrangement.batch.key_filters import FilterCounts
@@ -221,7 +222,7 @@ MOVES = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_a_cursor_moves_as_the_model_does(data):
     with tiny(), small_windows(data.draw(st.integers(1, 4))):

@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 from assertions import until
-from test_spine import TINY, ids
-from test_view import ORDERS, orders
+from test_arrangement_spine import TINY, ids
+from test_view_as_of import ORDERS, orders
 
 from timespine.arrangement.spine import sliced_merge
 from timespine.arrangement.spine.merge_threads import Mergers, shared_mergers

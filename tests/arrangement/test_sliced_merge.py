@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spine_cases import TIMES, counted, frontiers, spines, times, tiny, updates_of
-from test_view import BY_ID, orders
+from test_view_as_of import BY_ID, orders
 
 from timespine.arrangement.batch.batch import batch_of
 from timespine.arrangement.batch.layout import Layout

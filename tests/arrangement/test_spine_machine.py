@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from spine_cases import TIMES, counted, frontiers, key_tables, layouts, pools, times, tiny, update_tables
+from test_arrangement_spine import TINY
 from test_cursor import Beside, small_windows
-from test_spine import TINY
 
 from timespine.arrangement.batch.batch import batch_of
 from timespine.arrangement.spine.spine import Spine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from test_spine import TINY, ids, spine_of
-from test_view import ORDERS, orders
+from test_arrangement_spine import TINY, ids, spine_of
+from test_view_as_of import ORDERS, orders
 
 from timespine.arrangement.spine import process_memory, sliced_merge, spine_driver
 from timespine.arrangement.spine.spine import Spine

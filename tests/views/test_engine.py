@@ -4,6 +4,7 @@ from collections import Counter
 
 import polars as pl
 import pyarrow as pa
+from assertions import examples
 from hypothesis import given, settings
 from plans import TABLES, changed_plans
 
@@ -64,7 +65,7 @@ def counted(plan, frame):
     return Counter({row[:-1]: row[-1] for row in rows})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(changed_plans())
 def test_rows_and_changes_are_those_of_the_oracle(case):
     plan, old, new = case
@@ -76,7 +77,7 @@ def test_rows_and_changes_are_those_of_the_oracle(case):
         assert counted(plan, engine.rows(plan, OLD)) == world.at(plan, OLD)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(changed_plans())
 def test_stages_that_follow_changes_are_those_of_a_whole_computation(case):
     plan, old, new = case

@@ -36,7 +36,7 @@ def test_every_view_is_its_query_at_every_time(tmp_path, part):
     with new_store(tmp_path / "store") as store:
         views = {name: store.view(f"v{i}", sql=SHAPES[name], times="every") for i, name in enumerate(NAMES[part::5])}
         since = max(view.since.time for view in views.values())
-        for _ in range(4):
+        for _ in range(3):
             busy_step(rng, store)
             done = store.refresh()
             assert {each.how for each in done.values()} == {"changes"}

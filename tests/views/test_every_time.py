@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 
 import polars as pl
+from assertions import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import TABLES, Names, plans, tables
@@ -54,7 +55,7 @@ class TimedMemory(Memory):
         return pl.concat(parts)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.builds(lambda: Names()).flatmap(lambda names: plans(names, 3)), histories())
 def test_a_plan_is_exact_at_every_time(plan, states):
     at = {time: Versions(state, state).at(plan, NEW) for time, state in states.items()}
@@ -71,7 +72,7 @@ def test_a_plan_is_exact_at_every_time(plan, states):
         assert {row[-2] for row in rows} <= set(states) - {BEFORE}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.builds(lambda: Names()).flatmap(lambda names: plans(names, 3)), histories())
 def test_stages_get_the_net_change_at_the_last_time(plan, states):
     memory = TimedMemory(plan, states, staged=True)

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _FROM = {
     "enrich": "enrich_frame",
     "foreach_batch": "stream.foreach_batch",
-    "foreach_batch_together": "stream.foreach_batch_multi",
+    "foreach_batch_together": "stream.foreach_batch_together",
     "merging_on": "merge_job",
     "prepare": "setup.session",
-    "register": "read.sql",
+    "register": "read.sql_views",
     "release": "read.to_spark",
     "session": "setup.session",
 }

@@ -24,7 +24,7 @@ _FROM = {
     "FollowStatus": "follow.follow_loop",
     "FollowedView": "follow.follow_loop",
     "Following": "follow.follow_thread",
-    "Reason": "sql.reasons",
+    "Reason": "sql.refusal_reasons",
     "Refreshed": "refresh",
     "Verified": "view",
     "InputStatus": "status",

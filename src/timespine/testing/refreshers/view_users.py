@@ -170,9 +170,9 @@ class ViewUser(WritingUser, MaintainingUser):
         if isinstance(error, Contention):
             return len([each for each in self.checks.refreshes if each.until_event < 0 or each is not call]) > 1
         if isinstance(error, SinceError | UsageError):
-            # A view that is dropped meanwhile, or that lost an input by force, cannot be refreshed.
-            gone = any(names.dropped or names.tombstones for names in self.names_between(call))
-            return gone and (
+            # A view that is dropped meanwhile, or that lost an input by force, perhaps long ago, cannot be refreshed.
+            gone = self.checks.forced or any(names.dropped or names.tombstones for names in self.names_between(call))
+            return bool(gone) and (
                 isinstance(error, SinceError) or "dropped" in str(error) or isinstance(error, UnknownCollection)
             )
         return False

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 from assertions import until
-from test_view import ORDERS, orders
+from test_view_as_of import ORDERS, orders
 
 from timespine.arrangement.batch.batch import Location, batch_of
 from timespine.arrangement.batch.layout import Layout
