@@ -138,13 +138,14 @@ def _session() -> tuple[SparkSession, bool]:
     """A session, and whether it is to be stopped. One that other code made gets a sibling, so that it keeps
     its settings, and the history that its DataFrames read."""
     try:
+        from pyspark import SparkContext
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError:
         return session(), True
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return prepare(running.newSession()), False
+    # A session is active in the threads that have used it; a context runs for all of them.
+    if SparkSession.getActiveSession() is not None or SparkContext._active_spark_context is not None:
+        return prepare(SparkSession.builder.getOrCreate().newSession()), False
     try:
         return session("timespine pipeline", master="local[*]", conf=SETTINGS), True
     except PySparkRuntimeError as error:

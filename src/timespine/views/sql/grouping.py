@@ -160,6 +160,8 @@ class SelectGroups:
         keys = {_text(each): each for each in itertools.chain(plain, *itertools.chain(*parts))}
         if any(isinstance(each, exp.Literal) for each in keys.values()):
             raise refuse(group, "positions inside of grouping sets have no rule", "write the names of the columns")
+        if sets == [[]]:  # one row also of no rows, as in Spark; beside other sets, the empty one has none then
+            return [], None
         return list(keys.values()), [list(map(_text, each)) for each in sets]
 
     # HAVING and windows.
