@@ -99,6 +99,14 @@ def test_a_rebuild_keeps_the_collection_its_history_and_its_readers(place):
     assert len(stages(store)) == 1
 
 
+def test_a_view_that_is_recomputed_whole_has_no_stages_after_a_rebuild_either(place):
+    store = filled(place)
+    view = store.view("sums", sql=SUMS, policy="full")
+    store["a"].append([{"k": 9, "g": 1, "v": 7}])
+    assert not view.rebuild().is_new
+    assert (rows(view), stages(store)) == ([{"g": 0, "s": 2, "n": 2}, {"g": 1, "s": 11, "n": 3}], [])
+
+
 def test_a_refresh_that_was_planned_before_a_rebuild_plans_again(place, monkeypatch):
     one, two = filled(place), place.open()
     view = one.view("sums", sql=SUMS)

@@ -8,6 +8,7 @@ builds the view.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +99,11 @@ class FirstBuild:
             return compute_on_spark.query_schema(self.query())
 
     def compute(self, schema: pa.Schema) -> ViewDelta:
-        """Compute all rows."""
+        """Compute all rows, and those of its stages if the view keeps any: one that is recomputed whole has none."""
+        whole = self._compute(schema)
+        return whole if self.definition.mode == INCREMENTAL else dataclasses.replace(whole, stages=[])
+
+    def _compute(self, schema: pa.Schema) -> ViewDelta:
         if self.compiled.plan is None:
             from timespine.views import compute_on_spark
 
@@ -164,7 +169,7 @@ def create_filled(
 
     With `replace`, it takes the name of another view, which is dropped, once it is filled.
     """
-    rows = [changes.view, *(changes.stages if definition.mode == INCREMENTAL else [])]
+    rows = [changes.view, *changes.stages]
     is_large = any(not isinstance(each, pl.DataFrame) for each in rows)
     if replace and is_large:
         beside = f"{name}.rebuilt"

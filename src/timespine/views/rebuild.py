@@ -106,7 +106,7 @@ def _in_place(
             number, _ = handle.schema(handle.state())
             handle.committer.commit((handle.id, AddSchema(number, widened.encode())))
         changed = _changed(whole, handle, before)
-        has_new_stages = bool(compiled.aggregates) and not old.stages
+        has_new_stages = bool(whole.stages) and not old.stages
         if time < before or (time == before and (len(changed) or has_new_stages)):
             return None  # there is no later time for what differs, or nothing that a refresh would notice
         _commit(store, handle, id, old, made, compiled, whole, changed, before, time, stack)
