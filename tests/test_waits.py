@@ -137,6 +137,19 @@ def test_task_that_hangs_is_waited_for_until_the_limit(monkeypatch):
     threads.shutdown()
 
 
+def test_task_that_ended_while_the_process_was_suspended_past_the_limit_has_its_outcome(monkeypatch):
+    future: Future[int] = Future()
+    real = future.exception
+
+    def suspended(timeout):
+        monkeypatch.setattr(future, "exception", real)
+        future.set_result(7)
+        raise TimeoutError
+
+    monkeypatch.setattr(future, "exception", suspended)
+    assert outcome(future) == 7
+
+
 def test_error_of_a_task_that_ran_out_of_time_itself_is_the_error():
     future = Future()
     future.set_exception(TimeoutError("of the task"))

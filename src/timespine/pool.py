@@ -26,6 +26,9 @@ TASK_S = 3600.0
 """How long the outcome of a task is waited for. A task reads or puts parts, or reads a share of a scan, and may stand
 behind others. Storage gives up on a call after seconds, so a task that takes an hour hangs."""
 
+SLICE_S = TASK_S / 2
+"""Seconds of one look for the outcome of a task: a process that was suspended past the limit looks once more."""
+
 LAST_S = 60.0
 """How long the end of the process waits for running tasks."""
 
@@ -111,10 +114,14 @@ def outcome(future: Future[R], limit_s: float = TASK_S) -> R:
 
 def failure(future: Future[Any], limit_s: float = TASK_S) -> BaseException | None:
     """Wait for a task; what it raised, if anything. Determinate is raised if it takes longer than the limit."""
-    try:
-        return future.exception(limit_s)
-    except TimeoutError:
-        raise Determinate(f"a task of this process is still at work after {limit_s:.0f} s: try again later") from None
+    left_s = limit_s
+    while True:
+        try:
+            return future.exception(min(left_s, SLICE_S))
+        except TimeoutError:
+            left_s -= SLICE_S  # a process that was suspended did not wait: the next slice sees what came meanwhile
+        if left_s <= 0:
+            raise Determinate(f"a task of this process is still at work after {limit_s:.0f} s: try again later")
 
 
 class Pool(Executor):
