@@ -51,7 +51,7 @@ demo-local: $(VENV)/.runtime            ## a small history on the embedded store
 
 test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
 
-check: lint            ## the quick version: lint, types, unit tests, 1,840 histories
+check: lint            ## the quick version: lint, types, unit tests, 1,890 histories
 	$(RUN) $(PYTEST) tests
 	$(RUN) -m timespine.testing.simulate --histories 500 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 500 --jobs $(JOBS)

@@ -68,7 +68,7 @@ class ViewDelta:
     """What a refresh changes."""
 
     view: Any
-    """Rows of the view that come and go, under their names, with counts: a frame, or `on_spark.LargeRows`."""
+    """Rows of the view that come and go, under their names, with counts: a frame, or `compute_on_spark.LargeRows`."""
     stages: list[Any] = field(default_factory=list)
     """Rows of each stage that come and go."""
     fetched: int = 0
