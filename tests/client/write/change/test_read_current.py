@@ -296,7 +296,7 @@ def append(start):
                 return
             table.append([{"k": k, "n": n}])
             if k == start + 3:
-                print("appending", flush=True)
+                os.write(1, b"appending\\n")  # in one piece: the processes share this pipe
 
 
 for i in range(processes):
