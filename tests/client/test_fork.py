@@ -6,6 +6,8 @@ import gc
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -102,6 +104,32 @@ def test_a_store_that_a_child_opens_works_beside_its_parent(tmp_path):
         with busy(store, numbers):
             assert [in_child(append) for _ in range(3)] == ["1", "1", "1"]
         assert numbers.count(where="n = 1000000") == 3
+
+
+FORKED_EARLY = """
+import os, signal, sys, threading
+import timespine as ts
+
+with ts.open(sys.argv[1], maintenance=False) as store:
+    numbers = store.create("numbers", key={"n": "int64"}, timeline="counter")
+    thread = threading.Thread(target=numbers.append, args=([{"n": 1}],))
+    thread.start()
+    while thread.is_alive() and "pandas" not in sys.modules:
+        pass
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        with ts.open(sys.argv[1], maintenance=False) as own:
+            own["numbers"].append([{"n": 2}])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, "the child hung"
+    thread.join()
+    assert numbers.count() == 2
+"""
+
+
+def test_a_child_forked_while_the_first_rows_are_converted_does_not_wait_for_the_import_of_its_parent(tmp_path):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED_EARLY, str(tmp_path)], check=True)
 
 
 def test_what_a_child_drops_or_closes_changes_nothing_for_its_parent(tmp_path):

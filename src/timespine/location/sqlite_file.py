@@ -61,7 +61,7 @@ from timespine.locks import Lock, QueueSlot, can_hold
 T = TypeVar("T")
 
 CLOSE_S = 60.0
-"""How long closing waits for running calls."""
+"""How long closing, and a fork, wait for running calls: longer than such a call waits for its own turn."""
 
 APPLICATION_ID = 0x54535043
 """The application id in the header of every consensus file: "TSPC"."""
@@ -255,9 +255,9 @@ class SqliteFile:
     def pause(self, frame: FrameType) -> None:
         """Close everything before a fork, and admit no call until `resume`. `frame` is the call that forks."""
         with contextlib.suppress(Determinate, UsageError):  # it is in use: the child may not open it at all
-            self._writing.take(QueueSlot(frame), self.wait_s)
+            self._writing.take(QueueSlot(frame), CLOSE_S)
             try:
-                self._reading.take(QueueSlot(frame), self.wait_s)
+                self._reading.take(QueueSlot(frame), CLOSE_S)
             except BaseException:
                 self._writing.leave()
                 raise

@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from functools import cached_property
 
 import pyarrow as pa
 
 from timespine.arrangement.batch.chunk import Chunk, chunks_of
 from timespine.arrangement.batch.key_filters import MemberFilter
 from timespine.arrangement.batch.layout import Layout
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.core.batch import wrap_int64

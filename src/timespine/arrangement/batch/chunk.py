@@ -8,7 +8,6 @@ chunk owns its memory: a slice of a larger table would keep all of that alive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from timespine.arrangement.batch.key_filters import MemberFilter, member_filter
 from timespine.arrangement.batch.layout import Layout
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key, compare
 from timespine.columnar.kernels.find_keys import WordIndex
 from timespine.columnar.kernels.row_words import INTEGERS, Index, is_text, single

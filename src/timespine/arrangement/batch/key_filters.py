@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels.text_words import Words
 
 SET_ROWS_MAX = 4096

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import pyarrow as pa
 
+from timespine.cached_property import cached_property
 from timespine.columnar.schema.schema import DIFF, Schema, shown_names
 from timespine.columnar.schema.types import is_nested
 from timespine.errors import UsageError, short_repr

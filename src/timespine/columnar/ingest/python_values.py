@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain, compress, repeat
@@ -155,3 +156,11 @@ def _first_failing(values: Sequence[Any], built: pa.DataType) -> int:
         except _FAILURES:
             high = middle
     return low
+
+
+def _before_fork() -> None:
+    """Wait until no thread imports pandas for Arrow's first conversion: a child would wait for that lock for ever."""
+    pa.array([])
+
+
+os.register_at_fork(before=_before_fork)

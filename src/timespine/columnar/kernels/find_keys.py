@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key, Probes, absolute_words, compare, shared_prefix
 from timespine.columnar.kernels.key_encoding import encode_arrow_scalar
 from timespine.columnar.kernels.row_words import Index, is_fixed

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import msgspec
 import numpy as np
 
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_lower, truncate_upper
 from timespine.columnar.parts.parquet_metadata import FileBytes, Offset, move_page_index, parse_footer, write_footer
 from timespine.columnar.parts.part_footer import FOOTER_KEY, FORMAT_VERSION, MAGIC, Footer, hash_of

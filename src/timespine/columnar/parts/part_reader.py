@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow._parquet import ParquetReader  # what pq.ParquetFile reads with; only here a memory pool can be named
 
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import NULL
 from timespine.columnar.parts import bloom_probe
 from timespine.columnar.parts.inline_part import check_decoded_updates

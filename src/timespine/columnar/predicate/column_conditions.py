@@ -13,13 +13,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels import key_encoding
 from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import Literal, literal_text, place_literal, polars_literal, polars_type

@@ -8,13 +8,13 @@ many, by their range and, for integers, by the keys within the bounds.
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from timespine.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.parts.part_stats import Range
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 
+from timespine.cached_property import cached_property
 from timespine.columnar.schema import defaults
 from timespine.columnar.schema.column_names import check_column_name
 from timespine.columnar.schema.defaults import Default
