@@ -30,7 +30,7 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,java]'
-	@touch $@ $(VENV)/.runtime
+	@touch $@ $(VENV)/.runtime $(VENV)/.spark
 
 # Without Java a JRE comes from PyPI.
 $(VENV)/.spark: pyproject.toml | $(VENV)/bin/python

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import obstore
+import polars as pl
 import pytest
 from servers.object_servers import ACCESS_KEY, SECRET_KEY
 from test_cluster import dies_before_it_answers, kill_executor_once
 
+import timespine as ts
 from timespine.location.object_store.bucket import Bucket
 from timespine.location.postgres.migration import migrate
 from timespine.spark.stream.sink_progress import find_query
@@ -226,21 +229,33 @@ def test_executors_use_blobs_of_a_bucket_and_never_its_logs(master, told_by, sea
     }
 
 
-def test_the_pipeline_of_the_demo_runs_in_a_bucket_alone(seaweed, tmp_path):
+def test_the_pipeline_of_the_demo_runs_in_a_bucket_alone(seaweed, monkeypatch, tmp_path):
     """What `make demo STORE=s3://bucket/prefix` runs."""
     url = seaweed.url()
     environment = {
-        **os.environ,
         "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
         "AWS_ENDPOINT": seaweed.endpoint,
         "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "us-east-1",
     }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     command = [sys.executable, "-m", "examples.spark_pipeline.pipeline", "--rows", "300", "--store", url]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=ROOT)
+    command += ["--keep", str(tmp_path / "kept")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (done.stdout.count("ok: "), done.stdout.count("│ same │")) == (14, 3)
+    assert (done.stdout.count("ok: "), done.stdout.count("│ same │"), done.stdout.count("BUG")) == (14, 3, 0)
+    assert "batch 2: minutes 2, 9, 8, 1 of them late; complete up to 7 with" in done.stdout
+    assert re.search(r"expiry: history is exact from \[2\] on; [1-9]", done.stdout)
+    with ts.open(url, read_only=True) as store:
+        rows = store.collection("orders").snapshot().to_polars()
+        sums = store.collection("by_customer").snapshot().to_polars()
+    wanted = rows.group_by("customer").agg(pl.len().cast(pl.Int64).alias("count"), pl.col("cents").sum().alias("total"))
+    assert sums.sort("customer").equals(wanted.sort("customer"))
+    log = pl.concat(pl.read_ndjson(path) for path in (tmp_path / "kept" / "log" / "orders").iterdir())
+    last = log.sort("_sequence").unique("id", keep="last").filter(pl.col("op") != "d")
+    assert rows.sort("id").equals(last.select(rows.columns).sort("id"))
     target = subprocess.run(
         ["make", "-n", "demo", f"STORE={url}"], capture_output=True, text=True, cwd=ROOT, timeout=60
     )
