@@ -22,7 +22,7 @@ from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.change_set import Changes
 from timespine.client.read.commit_stream import CommitEvent, CommitStream
 from timespine.client.read.holds import CriticalHold, Hold, take_critical, take_hold
-from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
+from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.sealed_and_unsealed import Contents, contents
 from timespine.client.refuse_pickle import OneProcess

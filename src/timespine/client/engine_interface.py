@@ -47,8 +47,8 @@ from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.holds import CriticalHold, take_critical
-from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.leases import LeasedState
+from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
 from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store

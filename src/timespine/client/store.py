@@ -20,7 +20,7 @@ from timespine.client.catalog.catalog import (
     check_role,
 )
 from timespine.client.catalog.drop import DropService
-from timespine.client.catalog.keep_deleted import KeepDeletedVerbs
+from timespine.client.catalog.keep_deleted_setting import KeepDeletedVerbs
 from timespine.client.catalog.pending_creates import Definition, PendingCreates, schema_of
 from timespine.client.catalog.retention import (
     Retention,
@@ -50,7 +50,7 @@ from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
-from timespine.client.write.small_appends.answer_appends import make_relay
+from timespine.client.write.small_appends.serve_relayed_appends import make_relay
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult
 from timespine.columnar.merge.merge_engine import Engine

@@ -31,7 +31,7 @@ from timespine.client.catalog.catalog import (
     with_purged,
     with_undone_create,
 )
-from timespine.client.catalog.keep_deleted import is_kept
+from timespine.client.catalog.keep_deleted_setting import is_kept
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.context import CollectionHandle
 from timespine.columnar.parts.part_list_tree import delete_keys

@@ -9,7 +9,7 @@ from timespine.model.frontier import Frontier
 
 
 @dataclass(slots=True)
-class UpkeepTiming:
+class MaintenanceTimes:
     """The memory of maintenance of a collection. Only timing: everything else is in the state."""
 
     handle: CollectionHandle
