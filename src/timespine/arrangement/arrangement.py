@@ -30,7 +30,7 @@ from timespine.client.context import POLL_MAX_S, POLL_MIN_S
 from timespine.client.engine_interface import TimeLike, handle_of
 from timespine.client.lazy_arrangement import ArrangementHold
 from timespine.client.read.change_feed import FeedEvent
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.errors import (
     CorruptionError,
     HandleExpired,

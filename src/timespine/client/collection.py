@@ -35,7 +35,7 @@ from timespine.client.write.prepare_unsealed import REFUSE
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import CommandStep, UnsealedWriteStep
 from timespine.client.write_results import CommitResult, SealResult, WriteResult
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import TypeLike

@@ -88,7 +88,7 @@ from timespine.client.write_results import NOTHING, CommitResult, WriteResult
 from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.read_slice import Slice
+from timespine.columnar.scan.worker_slice import Slice
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part
 from timespine.location.consensus import read_heads

@@ -14,7 +14,7 @@ from timespine.client.read.acquire import WAIT_S, Hold, acquire, check_multiplic
 from timespine.client.read.change_set import Changes
 from timespine.client.read.rows import Snapshot, Updates
 from timespine.client.time_args import TimeLike, unwrap_time
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.core.state import State
 

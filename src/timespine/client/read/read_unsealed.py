@@ -8,7 +8,7 @@ from timespine.client.context import CollectionHandle
 from timespine.client.read.acquire import lease_newest, scan_request
 from timespine.client.read.rows import Updates
 from timespine.client.time_args import TimeLike
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.core.read_plan import plan_runs, plan_unsealed
 from timespine.model.frontier import CLOSED, Frontier

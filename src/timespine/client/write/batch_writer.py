@@ -27,7 +27,7 @@ from timespine.client.write_results import SealResult
 from timespine.columnar.parts.inline_part import is_inline_of
 from timespine.columnar.parts.part_list_tree import delete_batch, is_written_by
 from timespine.columnar.write.batch_builder import BatchBuilder
-from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
+from timespine.columnar.write.transmit_batch import decode_batch, encode_batch, rewrite
 from timespine.core.batch import HollowBatch, Order
 from timespine.core.transitions import Append, AppendResult, CompareAndAppend
 from timespine.errors import UsageError

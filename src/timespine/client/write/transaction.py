@@ -47,7 +47,7 @@ from timespine.client.write.transaction_steps import (
     StepResult,
     UnsealedWriteStep,
 )
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.core.transitions import AdvanceUpper, Command
 from timespine.errors import UpperMismatch, UsageError, short_repr
 from timespine.model.frontier import Frontier

@@ -24,9 +24,9 @@ from timespine.client.engine_interface import (
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.key_bloom_filter import KeyFilter
 from timespine.columnar.predicate.key_set import KeySet
-from timespine.columnar.scan.read_slice import cut_slices
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
+from timespine.columnar.scan.worker_slice import cut_slices
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import State
 from timespine.core.transitions import Command

@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
-from timespine.columnar.predicate.column import as_predicate
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Native
+from timespine.columnar.predicate.where import as_predicate
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.scan_request import ScanRequest
