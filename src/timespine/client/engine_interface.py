@@ -40,7 +40,7 @@ from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
 from timespine.client.catalog.pending_creates import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import Closable, CollectionHandle, StoreContext
+from timespine.client.inner_handles import Closable, CollectionHandle, StoreContext
 from timespine.client.lazy_spark import is_spark_frame
 from timespine.client.read.acquire import Hold
 from timespine.client.read.arranged_rows import arranged_rows

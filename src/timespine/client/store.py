@@ -36,9 +36,9 @@ from timespine.client.close_store import end_background
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
-from timespine.client.context import READ_THREADS, CollectionHandle, StoreContext, decode_schema
 from timespine.client.create_from_files import load_collection
 from timespine.client.diagnostics.metrics import store_metrics
+from timespine.client.inner_handles import READ_THREADS, CollectionHandle, StoreContext, decode_schema
 from timespine.client.lazy_views import ViewVerbs
 from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.maintenance import Maintenance

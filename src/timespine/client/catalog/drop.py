@@ -33,7 +33,7 @@ from timespine.client.catalog.catalog import (
 )
 from timespine.client.catalog.keep_deleted_setting import is_kept
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.columnar.parts.part_list_tree import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, CompareAndAppend, ReleaseHold

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.store import Store
 from timespine.columnar.parts.inline_part import decode_inline
 from timespine.columnar.parts.part_list_tree import read_run

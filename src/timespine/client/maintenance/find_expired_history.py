@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.parts.part_stats import PartMeta, describe_updates
 from timespine.columnar.scan.part_access import Parts, meta_of

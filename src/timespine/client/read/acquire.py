@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.leases import LeasedState, close_on_error
 from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.columnar.predicate.where import Where, as_predicate

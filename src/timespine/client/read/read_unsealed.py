@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import lease_newest, scan_request
 from timespine.client.read.rows import Updates
 from timespine.client.time_args import TimeLike

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.argument_types import Row
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.lazy_spark import load_spark_module
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.to_dicts import to_dicts

@@ -17,7 +17,7 @@ from functools import partial
 
 from timespine.client.argument_types import IfBehind
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, parse_duration_ms
 from timespine.client.write.prebuilt_steps import PrebuiltBatchStep

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.load.bounded_batches import split_to_bound
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.prebuilt_steps import PrebuiltAppendStep

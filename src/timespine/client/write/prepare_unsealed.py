@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.row_args import column_names_of
 from timespine.client.time_args import TimeLike, plain_frontier, unwrap_time
 from timespine.client.write.prepare import (

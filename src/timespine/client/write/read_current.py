@@ -24,7 +24,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import lease_newest, require_plan
 from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.leases import LeasedState

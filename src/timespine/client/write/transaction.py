@@ -27,7 +27,7 @@ from timespine.client.argument_types import CreateOptions, IfBehind, LatePolicy,
 from timespine.client.catalog.pending_creates import Definition, PendingCreates
 from timespine.client.collection import Collection, expire_command
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.rows import Snapshot
 from timespine.client.refuse_pickle import OneProcess
