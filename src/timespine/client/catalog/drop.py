@@ -8,7 +8,7 @@
 
 If a process stops in between, the next one goes on: the catalog lists collections that are not purged.
 
-Maintenance also deletes the blobs of reservations that no transaction used: see `reservations`.
+Maintenance also deletes the blobs of reservations that no transaction used: see `cancel_reservations`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A whole read of a settled run and of few changes to it: rows of other keys pass, row group by row group.
 
-After an upsert, a collection is a large run of rows that are there once (`settled`), and small runs that retract some
-of them and add others. Only rows whose key the small runs have can change. So the small runs are merged first, and
+After an upsert, a collection is a large run of rows that are there once (`settled_run`), and small runs that retract
+some of them and add others. Only rows whose key the small runs have can change. So the small runs are merged first, and
 each task decodes a stretch of row groups of the large one and splits it by the keys of the changes:
 
     rows of other keys                  are given out as they are, in any order
