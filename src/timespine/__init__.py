@@ -51,8 +51,8 @@ from timespine.client.write.batch_writer import Writer
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.transaction import Transaction
 from timespine.client.write_results import CommitResult, SealResult, WriteResult
-from timespine.columnar.predicate.column import Column, Where, col
 from timespine.columnar.predicate.predicate import Predicate
+from timespine.columnar.predicate.where import Column, Where, col
 from timespine.columnar.schema.schema import Field, Schema
 from timespine.columnar.schema.types import TypeLike
 from timespine.columnar.write.batch_builder import BatchBuilder

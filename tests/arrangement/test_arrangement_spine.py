@@ -15,7 +15,7 @@ from timespine.arrangement.batch.batch import Location, batch_of
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.spine import sliced_merge
 from timespine.arrangement.spine.spine import Spine
-from timespine.columnar.predicate.column import col
+from timespine.columnar.predicate.where import col
 from timespine.config import LEVELS
 from timespine.core.arrangement import memory_pressure
 from timespine.core.arrangement.levels import LevelRules

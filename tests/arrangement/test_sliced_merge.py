@@ -16,7 +16,7 @@ from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.arrangement.spine.retention_filters import Keep, RetentionFilters, ValueFilter
 from timespine.arrangement.spine.sliced_merge import SlicedMerge, merge_batches
-from timespine.columnar.predicate.column import col
+from timespine.columnar.predicate.where import col
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
 

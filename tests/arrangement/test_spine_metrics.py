@@ -10,7 +10,7 @@ from test_view_as_of import ORDERS, orders
 
 from timespine.arrangement.spine import process_memory, sliced_merge, spine_driver
 from timespine.arrangement.spine.spine import Spine
-from timespine.columnar.predicate.column import col
+from timespine.columnar.predicate.where import col
 from timespine.config import LEVELS
 from timespine.core.arrangement import memory_pressure
 from timespine.core.arrangement.levels import LevelRules

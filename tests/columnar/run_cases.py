@@ -19,8 +19,8 @@ from timespine.columnar.parts.inline_part import encode_inline
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_stats import describe_updates
 from timespine.columnar.parts.part_writer import encode_part
-from timespine.columnar.predicate.column import col
 from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.predicate.where import col
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window

@@ -13,7 +13,7 @@ from spark.test_cluster import dies_before_it_answers
 
 import timespine as ts
 from timespine.spark.setup.session import session
-from timespine.spark.write import run_tasks, write_task
+from timespine.spark.write import driver_or_tasks, write_task
 
 FAILURES_MAX = 60
 """Queries that may fail before the driver gives up."""
@@ -36,14 +36,14 @@ def connected(folder, kill_executor):
     }
     if kill_executor:
         work = dies_before_it_answers(write_task.append_task, f"{folder}/executor-{os.getpid()}")
-        run_tasks.append_task = work
+        driver_or_tasks.append_task = work
     return session(master="local-cluster[1,2,1024]" if kill_executor else "local[2]", conf=conf)
 
 
 def main(url, storage, consensus, folder, kill_executor):
     spark = connected(folder, kill_executor)
     say("driver", os.getpid(), spark.sparkContext._gateway.proc.pid)
-    run_tasks.SMALL_ROWS = 1
+    driver_or_tasks.SMALL_ROWS = 1
     options = {f"storage.{name}": str(value) for name, value in storage.items()} | {"consensus": consensus}
     with ts.open(url, storage=storage, consensus=consensus, config=CONFIG, maintenance=False) as store:
         files = spark.readStream.schema("id long, name string").option("maxFilesPerTrigger", 1).json(f"{folder}/files")

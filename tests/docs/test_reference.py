@@ -52,7 +52,7 @@ ALIASES = (
     "client/time_args.py",
     "client/catalog/retention.py",
     "client/backup/restore_store.py",
-    "columnar/predicate/column.py",
+    "columnar/predicate/where.py",
     "columnar/schema/types.py",
 )
 """The files that define types of arguments."""

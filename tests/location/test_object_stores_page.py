@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pages import run_blocks
 
-from timespine.cli.commands.migrate import migrate_verb
+from timespine.cli.commands.migrate_postgres import migrate_verb
 
 PAGE = Path(__file__).parents[2] / "docs" / "object-stores.md"
 

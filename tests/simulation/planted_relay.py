@@ -8,9 +8,9 @@ import msgspec
 from mutations import bug, in_stores, patched
 
 from timespine.client.commit.relay import Relay
-from timespine.client.write.small_appends import answer_appends
-from timespine.client.write.small_appends.answer_appends import AppendAnswers
+from timespine.client.write.small_appends import serve_relayed_appends
 from timespine.client.write.small_appends.relay_messages import DECODE_REQUEST, SmallAppends, encode_reply
+from timespine.client.write.small_appends.serve_relayed_appends import AppendAnswers
 from timespine.client.write_results import CommitResult
 from timespine.core import group as group_module
 from timespine.model.frontier import Frontier
@@ -88,7 +88,7 @@ def a_fenced_origin_is_committed_late() -> Iterator[None]:
 @in_stores
 @bug
 def the_appender_declines_what_is_in_doubt() -> Iterator[None]:
-    with patched(answer_appends, "did_not_commit", lambda error: True):
+    with patched(serve_relayed_appends, "did_not_commit", lambda error: True):
         yield
 
 

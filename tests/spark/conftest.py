@@ -10,7 +10,7 @@ from class_archive import java_options
 
 import timespine as ts
 from timespine.spark.setup.session import session
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 
 QUICK_START = java_options()
 
@@ -41,7 +41,7 @@ def small(request, monkeypatch):
     """Set how many rows are few by the parameter `small_rows` of a test: executors write more than that."""
     rows = getattr(request.node, "callspec", None)
     if rows is not None and "small_rows" in rows.params:
-        monkeypatch.setattr(run_tasks, "SMALL_ROWS", rows.params["small_rows"])
+        monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", rows.params["small_rows"])
 
 
 @pytest.fixture

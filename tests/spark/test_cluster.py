@@ -109,7 +109,7 @@ def on_a_cluster():
     from timespine.spark import merge_job
     from timespine.spark.read import read_task, to_spark
     from timespine.spark.setup.session import session
-    from timespine.spark.write import delta_by_tasks, run_tasks, write_task
+    from timespine.spark.write import delta_by_tasks, driver_or_tasks, write_task
 
     conf = {
         "spark.driver.host": "127.0.0.1",
@@ -122,7 +122,7 @@ def on_a_cluster():
         "spark.executor.extraJavaOptions": os.environ["JDK_JAVA_OPTIONS"],
     }
     spark = session(master="local-cluster[2,1,1024]", conf=conf)
-    run_tasks.SMALL_ROWS = 1
+    driver_or_tasks.SMALL_ROWS = 1
     told = {}
     with ts.open(os.path.abspath("store"), maintenance=False) as store:
         items = store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
@@ -140,7 +140,7 @@ def on_a_cluster():
                 "killed": killed,
             }
 
-        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("append"))
+        driver_or_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("append"))
         done = items.append(frame(spark, 0, 3000, "a"))
         look("append", items.snapshot().to_pylist(), done.rows)
         to_spark.over_slices = dies_half_way(read_task.over_slices, os.path.abspath("read"))
@@ -189,14 +189,14 @@ def write_and_die():
 
     import timespine as ts
     from timespine.config import Config
-    from timespine.spark.write import run_tasks
+    from timespine.spark.write import driver_or_tasks
 
     spark = small_session()
     store = ts.open(where(), maintenance=False, config=Config(writer_lease_ms=2000))
     items = created(store)
     items.append([{"id": 0, "name": "first"}])
-    run_tasks.SMALL_ROWS = 1
-    run_tasks.append_runs_step = lambda *_, **__: die()
+    driver_or_tasks.SMALL_ROWS = 1
+    driver_or_tasks.append_runs_step = lambda *_, **__: die()
     items.append(frame(spark, 1, 3001, "a"))
 
 
@@ -357,7 +357,7 @@ def a_refresh_on_a_cluster():
 
     import timespine as ts
     from timespine.spark.setup.session import session
-    from timespine.spark.write import run_tasks, write_task
+    from timespine.spark.write import driver_or_tasks, write_task
     from timespine.views import choose_engine
     from timespine.views.spark_engine import source
 
@@ -372,7 +372,7 @@ def a_refresh_on_a_cluster():
         "spark.executor.extraJavaOptions": os.environ["JDK_JAVA_OPTIONS"],
     }
     spark = session(master="local-cluster[2,1,1024]", conf=conf)
-    run_tasks.SMALL_ROWS = 1
+    driver_or_tasks.SMALL_ROWS = 1
     choose_engine._BASE_S = {"process": 1e6, "spark": 0.6}
     source.LOOKUP_ROWS = 0
     told = {}
@@ -402,11 +402,11 @@ def a_refresh_on_a_cluster():
             }
 
         items.append(rows(0, 2000))
-        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("build"))
+        driver_or_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("build"))
         view = store.view("sums", sql=sql, key=["g"], spark=spark)
         look("build")
         items.append(rows(2000, 2600))
-        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("refresh"))
+        driver_or_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("refresh"))
         done = view.refresh(engine="spark")
         told["done"] = [done.engine, done.how, done.changes]
         look("refresh")

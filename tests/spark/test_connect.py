@@ -58,17 +58,17 @@ def writes(spark, store, small_rows):
     from pyspark.sql import functions as F
 
     from timespine.errors import UsageError
-    from timespine.spark.write import delta_by_tasks, run_tasks
+    from timespine.spark.write import delta_by_tasks, driver_or_tasks
 
-    built, jobs = run_tasks.run_write_tasks, []
+    built, jobs = driver_or_tasks.run_write_tasks, []
 
     def counted(*arguments, **options):
         jobs.append(1)
         return built(*arguments, **options)
 
-    before = run_tasks.SMALL_ROWS
-    run_tasks.run_write_tasks = delta_by_tasks.run_write_tasks = counted
-    run_tasks.SMALL_ROWS = small_rows
+    before = driver_or_tasks.SMALL_ROWS
+    driver_or_tasks.run_write_tasks = delta_by_tasks.run_write_tasks = counted
+    driver_or_tasks.SMALL_ROWS = small_rows
     try:
         items = create(store, f"writes-{small_rows}")
         frame = spark.range(0, 300).select("id", F.lit("a").alias("name"))
@@ -91,8 +91,8 @@ def writes(spark, store, small_rows):
             "orphans": [key for key in store.vacuum().blobs if key.startswith(items.id)],
         }
     finally:
-        run_tasks.SMALL_ROWS = before
-        run_tasks.run_write_tasks = delta_by_tasks.run_write_tasks = built
+        driver_or_tasks.SMALL_ROWS = before
+        driver_or_tasks.run_write_tasks = delta_by_tasks.run_write_tasks = built
 
 
 def by_driver(spark, store):
@@ -271,7 +271,7 @@ def enriched(spark, store):
 
 def kept_fresh(spark, store):
     """Views on Spark: changes from changes, by the driver and by tasks, a text, and a function of DataFrames."""
-    from timespine.spark.write import run_tasks
+    from timespine.spark.write import driver_or_tasks
     from timespine.views.spark_engine import source
 
     words = store.create("view_words", key={"id": "int64"}, value={"g": "int64", "name": "string"}, timeline="counter")
@@ -285,9 +285,9 @@ def kept_fresh(spark, store):
         spark=spark,
     )
     told = {"done": []}
-    few, found = run_tasks.SMALL_ROWS, source.LOOKUP_ROWS
+    few, found = driver_or_tasks.SMALL_ROWS, source.LOOKUP_ROWS
     for number, rows in enumerate((few, 1)):
-        run_tasks.SMALL_ROWS, source.LOOKUP_ROWS = rows, found if rows == few else 0
+        driver_or_tasks.SMALL_ROWS, source.LOOKUP_ROWS = rows, found if rows == few else 0
         try:
             words.upsert([{"id": id, "g": id % 2, "name": f"c{id}"} for id in range(10 * number, 10 * number + 30)])
             words.delete([{"id": 39 - number}])
@@ -295,7 +295,7 @@ def kept_fresh(spark, store):
                 done = view.refresh()
                 told["done"].append([done.engine, done.how])
         finally:
-            run_tasks.SMALL_ROWS, source.LOOKUP_ROWS = few, found
+            driver_or_tasks.SMALL_ROWS, source.LOOKUP_ROWS = few, found
     told["exact"] = [grouped.verify().is_exact, counted.verify().is_exact]
     told["rows"] = sum(row["n"] for row in grouped.snapshot().to_pylist())
     return told

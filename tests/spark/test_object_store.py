@@ -87,7 +87,7 @@ def in_a_bucket(master, url, storage, consensus):
     import timespine as ts
     from timespine.spark import merge_job
     from timespine.spark.setup.session import session
-    from timespine.spark.write import delta_by_tasks, run_tasks, write_task
+    from timespine.spark.write import delta_by_tasks, driver_or_tasks, write_task
 
     keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "MARKER")
     conf = {
@@ -107,9 +107,9 @@ def in_a_bucket(master, url, storage, consensus):
         spark = ts.spark.prepare(builder.getOrCreate())
     else:
         spark = session(master=master, conf=conf)
-    run_tasks.SMALL_ROWS = 1
+    driver_or_tasks.SMALL_ROWS = 1
     if master.startswith("local-cluster"):  # an executor of each write dies when its task has done all of its work
-        run_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("append"))
+        driver_or_tasks.append_task = dies_before_it_answers(write_task.append_task, os.path.abspath("append"))
         delta_by_tasks.delta_task = dies_before_it_answers(write_task.delta_task, os.path.abspath("upsert"))
     options = {f"storage.{name}": str(value) for name, value in storage.items()}
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import timespine as ts
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 from timespine.views import choose_engine
 from timespine.views.spark_engine import source
 from timespine.views.spark_engine.session import borrowed
@@ -129,7 +129,7 @@ def test_the_session_of_the_caller_keeps_its_settings_and_names(spark, tmp_path)
 @pytest.fixture
 def many(spark, tmp_path, monkeypatch):
     """A store with rows whose results are many: tasks write them."""
-    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 20)
+    monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 20)
     monkeypatch.setattr(choose_engine, "_BASE_S", {"process": 1e6, "spark": 0.6})
     with ts.open(tmp_path / "store") as store:
         rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")

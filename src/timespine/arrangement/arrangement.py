@@ -26,11 +26,11 @@ from timespine.arrangement.follow.save_checkpoints import Saving
 from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.client.collection import Collection
-from timespine.client.context import POLL_MAX_S, POLL_MIN_S
 from timespine.client.engine_interface import TimeLike, handle_of
+from timespine.client.inner_handles import POLL_MAX_S, POLL_MIN_S
 from timespine.client.lazy_arrangement import ArrangementHold
 from timespine.client.read.change_feed import FeedEvent
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.errors import (
     CorruptionError,
     HandleExpired,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import timespine as ts
+from timespine.cli.command_group import CommandGroup
 from timespine.cli.commands import (
     append_and_load,
     backup_and_fence,
@@ -14,14 +15,13 @@ from timespine.cli.commands import (
     evolve,
     inspect,
     maintain,
-    migrate,
+    migrate_postgres,
     modify,
     read,
     retention,
     views,
     write_and_seal,
 )
-from timespine.cli.error_exit import CommandGroup
 
 app = typer.Typer(
     name="timespine",
@@ -41,7 +41,7 @@ VERBS = (
     retention,
     maintain,
     backup_and_fence,
-    migrate,
+    migrate_postgres,
     inspect,
     views,
 )

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.context import StoreContext
+from timespine.client.inner_handles import StoreContext
 from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.read.commit_stream import end_listeners

@@ -12,8 +12,8 @@ import pyarrow as pa
 from timespine.client.argument_types import IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
 from timespine.client.catalog.evolve_schema import evolve_schema
 from timespine.client.catalog.retention import Retention, RetentionLike, policy_of
-from timespine.client.context import CollectionHandle
 from timespine.client.diagnostics.inspect import Inspection, inspect_state
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.lazy_arrangement import OpenArrangement, load_arrange
 from timespine.client.lazy_spark import is_spark_frame, load_spark_module
 from timespine.client.read import lookup, read_unsealed
@@ -22,7 +22,7 @@ from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.change_set import Changes
 from timespine.client.read.commit_stream import CommitEvent, CommitStream
 from timespine.client.read.holds import CriticalHold, Hold, take_critical, take_hold
-from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
+from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.sealed_and_unsealed import Contents, contents
 from timespine.client.refuse_pickle import OneProcess
@@ -35,7 +35,7 @@ from timespine.client.write.prepare_unsealed import REFUSE
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import CommandStep, UnsealedWriteStep
 from timespine.client.write_results import CommitResult, SealResult, WriteResult
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import TypeLike

@@ -40,15 +40,15 @@ from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
 from timespine.client.catalog.pending_creates import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import Closable, CollectionHandle, StoreContext
+from timespine.client.inner_handles import Closable, CollectionHandle, StoreContext
 from timespine.client.lazy_spark import is_spark_frame
 from timespine.client.read.acquire import Hold
 from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.holds import CriticalHold, take_critical
-from timespine.client.read.lease_and_plan import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.leases import LeasedState
+from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
 from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store
@@ -88,7 +88,7 @@ from timespine.client.write_results import NOTHING, CommitResult, WriteResult
 from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.read_slice import Slice
+from timespine.columnar.scan.worker_slice import Slice
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part
 from timespine.location.consensus import read_heads

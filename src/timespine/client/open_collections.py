@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from timespine.client.catalog.catalog import CatalogEntry, Names, first_name
-from timespine.client.context import CollectionHandle, StoreContext
+from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.locks import Lock
 
 

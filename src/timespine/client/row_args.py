@@ -9,7 +9,7 @@ from itertools import chain
 import polars as pl
 import pyarrow as pa
 
-from timespine.columnar.ingest.key_columns import refuse_missing
+from timespine.columnar.ingest.require_key_columns import refuse_missing
 from timespine.columnar.ingest.to_arrow import check_names, to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.schema.schema import Schema

@@ -20,7 +20,7 @@ from timespine.client.catalog.catalog import (
     check_role,
 )
 from timespine.client.catalog.drop import DropService
-from timespine.client.catalog.keep_deleted import KeepDeletedVerbs
+from timespine.client.catalog.keep_deleted_setting import KeepDeletedVerbs
 from timespine.client.catalog.pending_creates import Definition, PendingCreates, schema_of
 from timespine.client.catalog.retention import (
     Retention,
@@ -36,9 +36,9 @@ from timespine.client.close_store import end_background
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
-from timespine.client.context import READ_THREADS, CollectionHandle, StoreContext, decode_schema
 from timespine.client.create_from_files import load_collection
 from timespine.client.diagnostics.metrics import store_metrics
+from timespine.client.inner_handles import READ_THREADS, CollectionHandle, StoreContext, decode_schema
 from timespine.client.lazy_views import ViewVerbs
 from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.maintenance import Maintenance
@@ -50,7 +50,7 @@ from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
-from timespine.client.write.small_appends.answer_appends import make_relay
+from timespine.client.write.small_appends.serve_relayed_appends import make_relay
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult
 from timespine.columnar.merge.merge_engine import Engine

@@ -8,7 +8,7 @@ from functools import lru_cache
 from timespine.client.engine_interface import CollectionHandle
 from timespine.client.store import Store
 from timespine.columnar.parts.part_cache import PartCache
-from timespine.columnar.scan.read_slice import CACHE_BYTES
+from timespine.columnar.scan.worker_slice import CACHE_BYTES
 from timespine.config import Config
 from timespine.errors import UsageError
 from timespine.location.blob import Blob

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from timespine.client.engine_interface import parse_keys
 from timespine.columnar.ingest.cast import mismatch
-from timespine.columnar.ingest.key_columns import refuse_missing
+from timespine.columnar.ingest.require_key_columns import refuse_missing
 from timespine.columnar.ingest.to_arrow import check_names
 from timespine.columnar.schema.schema import Schema, is_reserved
 from timespine.errors import UsageError, short_repr

@@ -26,7 +26,7 @@ from timespine.errors import UsageError
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import to_spark
 from timespine.spark.type_mapping import arrow_columns
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import consolidate
@@ -153,8 +153,8 @@ class SparkRefresh:
 def settled(frame: Any, keep: Callable[[Any], Any]) -> pl.DataFrame | LargeRows:
     """Run the job of a result: few rows come to the driver, many stay cached."""
     kept = keep(frame)
-    table = kept.limit(run_tasks.SMALL_ROWS + 1).toArrow()
-    if table.num_rows <= run_tasks.SMALL_ROWS:
+    table = kept.limit(driver_or_tasks.SMALL_ROWS + 1).toArrow()
+    if table.num_rows <= driver_or_tasks.SMALL_ROWS:
         return to_memory(pl.DataFrame(pl.from_arrow(table)))
     return LargeRows(kept, kept.count())
 
@@ -242,7 +242,7 @@ def append_large(
     made = [f"CAST({quoted(name)} AS {spark_type(schema.types[name])}) AS {quoted(name)}" for name in schema.names]
     frame = rows.frame.selectExpr(*made, f"{quoted(WEIGHT)} AS {quoted(DIFF)}")
     when = AppendTime((time,), False, time + 1)
-    for step in run_tasks.append_by_tasks(handle, frame, when, stack):
+    for step in driver_or_tasks.append_by_tasks(handle, frame, when, stack):
         transaction.add(step)
 
 

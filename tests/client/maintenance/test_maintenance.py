@@ -16,8 +16,8 @@ from memory_store import BLOBS, Clock, in_threads
 
 import timespine as ts
 from timespine.client.maintenance.due_maintenance import GATHER
-from timespine.client.maintenance.idle_tracker import IDLE_S
 from timespine.client.maintenance.maintenance import OVERDUE, REST_S
+from timespine.client.maintenance.skip_idle_collections import IDLE_S
 from timespine.config import Config
 from timespine.errors import TimespineError, UsageError
 

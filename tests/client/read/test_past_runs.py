@@ -9,8 +9,8 @@ from memory_store import BLOBS
 from timespine.client.diagnostics.doctor import FindingKind, examine
 from timespine.columnar.merge import one_merge
 from timespine.columnar.merge.split_past import SplitUpdates
-from timespine.columnar.predicate.column import col
-from timespine.columnar.scan import changed_run, parallel_scan
+from timespine.columnar.predicate.where import col
+from timespine.columnar.scan import parallel_scan, settled_run_with_changes
 
 SPLITS = replace(BLOBS, row_group_rows=16, part_bytes=2000)
 COUNT = 300
@@ -142,7 +142,7 @@ def test_the_doctor_believes_a_past_that_adds_up(store, collection):
 
 
 def test_a_frame_has_the_rows_of_a_table(collection, monkeypatch):
-    monkeypatch.setattr(changed_run, "LARGE_ROWS", 1)
+    monkeypatch.setattr(settled_run_with_changes, "LARGE_ROWS", 1)
     for _ in range(2):
         frame = collection.snapshot().to_polars()
         assert dict(frame.iter_rows()) == found(collection.snapshot())

@@ -9,7 +9,7 @@ from key_value_cases import create, rows_at
 from memory_store import BLOBS, QUICK, Clock, Gate, MemoryStore, Script, together
 from unsealed_cases import BOTH, row, unsealed
 
-from timespine.client.maintenance import drained_batch_policy
+from timespine.client.maintenance import rewrite_unsealed_policy
 from timespine.config import Config
 from timespine.core.protocols.maintain import tidy_unsealed
 from timespine.errors import SinceError, UsageError
@@ -126,11 +126,11 @@ def test_bytes_of_a_partly_drained_batch_are_given_back_once_that_pays(place):
     orders = create(store)
     written = many(orders, range(20))
     (batch,) = orders._handle.state().unsealed
-    assert drained_batch_policy.worth_rewriting(orders._handle.state()) is None, "nothing of it is drained"
+    assert rewrite_unsealed_policy.worth_rewriting(orders._handle.state()) is None, "nothing of it is drained"
     orders.seal(5)
     store.maintain()
     orders.compact(wait=True)
-    assert drained_batch_policy.worth_rewriting(orders._handle.state()) is None, "a quarter"
+    assert rewrite_unsealed_policy.worth_rewriting(orders._handle.state()) is None, "a quarter"
     orders.seal(15)
     store.maintain()
     orders.compact(wait=True)
@@ -155,9 +155,9 @@ def test_a_batch_that_the_trace_refers_to_is_not_rewritten(place):
     many(orders, range(8))
     orders.seal(6)
     store._upkeep.run(orders.id, lambda session: tidy_unsealed(session, orders.id))
-    assert drained_batch_policy.worth_rewriting(orders._handle.state()) is None
+    assert rewrite_unsealed_policy.worth_rewriting(orders._handle.state()) is None
     orders.compact(wait=True)
-    assert drained_batch_policy.worth_rewriting(orders._handle.state()) == 0
+    assert rewrite_unsealed_policy.worth_rewriting(orders._handle.state()) == 0
 
 
 # Groups.

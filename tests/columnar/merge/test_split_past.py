@@ -17,7 +17,7 @@ from run_cases import CONFIG, Place, updates_of
 from test_merge_engine import KV, TINY, check_runs, engine_of, kv, leaves, reachable, rows_of, sums_of
 
 from timespine.columnar.merge.split_past import can_split, split_past, time_at_or_after_all
-from timespine.columnar.scan.past_run import check_past_run
+from timespine.columnar.scan.check_past_run import check_past_run
 from timespine.columnar.scan.scan import needs_no_merge, scan
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window

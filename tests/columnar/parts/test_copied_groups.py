@@ -15,8 +15,8 @@ from stored_part import SCHEMA, Bytes, check_same, encoded, opened, part_of, row
 
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.parts.copied_groups import join_row_groups, row_groups
-from timespine.columnar.parts.parquet_metadata import parse_footer
 from timespine.columnar.parts.part_stats import describe_updates
+from timespine.columnar.parts.rewrite_parquet_footer import parse_footer
 from timespine.columnar.schema.schema import define
 from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
 from timespine.columnar.parts.part_stats import Range
-from timespine.columnar.predicate.column import col
-from timespine.columnar.predicate.column_conditions import Compare, CompareColumns, In, IsNull, Like
+from timespine.columnar.predicate.comparisons import Compare, CompareColumns, In, IsNull, Like
 from timespine.columnar.predicate.predicate import Constant, Junction, Not, all_of, any_of
+from timespine.columnar.predicate.where import col
 from timespine.columnar.schema.schema import define
 
 D = decimal.Decimal

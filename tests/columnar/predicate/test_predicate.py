@@ -30,10 +30,10 @@ from predicate_cases import (
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
 from timespine.columnar.parts.part_stats import Range, column_range
-from timespine.columnar.predicate.column import as_predicate, col
-from timespine.columnar.predicate.column_conditions import PATTERN_MAX, VALUES_MAX
+from timespine.columnar.predicate.comparisons import PATTERN_MAX, VALUES_MAX
 from timespine.columnar.predicate.parser import TEXT_MAX
 from timespine.columnar.predicate.predicate import DEPTH_MAX, TERMS_MAX, any_of
+from timespine.columnar.predicate.where import as_predicate, col
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 

@@ -8,8 +8,8 @@ import pytest
 from predicate_cases import ORDERS, known
 
 from timespine.columnar.parts.part_stats import Range
-from timespine.columnar.predicate.column import as_predicate, col
 from timespine.columnar.predicate.predicate import Native
+from timespine.columnar.predicate.where import as_predicate, col
 from timespine.errors import UsageError
 
 # skipping

@@ -6,8 +6,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from timespine.columnar.predicate.column import as_predicate, col
 from timespine.columnar.predicate.renamed_columns import rename_columns
+from timespine.columnar.predicate.where import as_predicate, col
 from timespine.errors import UsageError
 
 ROWS = pa.table({"a": [1, 2, 3, None], "b": [3, 2, 1, 0], "c": ["x", "xy", None, "z"]})

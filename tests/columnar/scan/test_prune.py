@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from run_cases import CONFIG, Place, naive, questions, updates_of, worlds
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
-from timespine.columnar.predicate.column import as_predicate, col
 from timespine.columnar.predicate.key_set import FEW, KeySet
+from timespine.columnar.predicate.where import as_predicate, col
 from timespine.columnar.scan.prune import Pruner
 from timespine.columnar.scan.scan import ScanRequest, scan
 from timespine.columnar.scan.visibility import Window

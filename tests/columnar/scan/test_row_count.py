@@ -11,7 +11,7 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 from run_cases import CONFIG, Place, given, naive, questions, worlds
 
-from timespine.columnar.predicate.column import as_predicate
+from timespine.columnar.predicate.where import as_predicate
 from timespine.columnar.scan.row_count import count_rows, is_whole
 from timespine.columnar.scan.scan import merge_sources, scan_sources
 from timespine.columnar.scan.scan_request import ScanRequest

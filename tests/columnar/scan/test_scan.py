@@ -18,8 +18,8 @@ from timespine.columnar.kernels.key_encoding import encode_scalar
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.parts.part_stats import PartMeta
-from timespine.columnar.predicate.column import col
 from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.predicate.where import col
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.scan import (
     cut_columns,

@@ -17,7 +17,7 @@ from run_cases import CONFIG, Place, given, naive, questions, worlds
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
 from timespine.columnar.parts.part_stats import PartMeta
-from timespine.columnar.predicate.column import as_predicate
+from timespine.columnar.predicate.where import as_predicate
 from timespine.columnar.scan.scan import merge_sources, scan, scan_sources
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.split_keys import split_keys

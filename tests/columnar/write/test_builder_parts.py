@@ -32,8 +32,8 @@ from timespine.columnar.parts.inline_part import encode_inline
 from timespine.columnar.parts.part_list_tree import delete_batch, is_written_by
 from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.schema.schema import define
-from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
 from timespine.columnar.write.inline_to_blob import flush_to_blob
+from timespine.columnar.write.transmit_batch import decode_batch, encode_batch, rewrite
 from timespine.core.batch import HollowBatch, Order, Part, Run, wrap_int64
 from timespine.core.read_plan import plan_snapshot
 from timespine.core.state import Commit, new_state

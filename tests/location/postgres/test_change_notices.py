@@ -26,8 +26,8 @@ def stores(moto, postgres, database):
 
 def test_a_reader_that_waits_is_woken_by_a_commit_of_another_process(stores, monkeypatch):
     # Without a notice a reader would look again after an hour.
-    monkeypatch.setattr("timespine.client.context.POLL_MIN_S", 3600.0)
-    monkeypatch.setattr("timespine.client.context.POLL_LISTENING_S", 3600.0)
+    monkeypatch.setattr("timespine.client.inner_handles.POLL_MIN_S", 3600.0)
+    monkeypatch.setattr("timespine.client.inner_handles.POLL_LISTENING_S", 3600.0)
     first, second = stores
     made = first.create("c", key={"k": "int64"}, timeline="counter")
     found = []

@@ -14,7 +14,7 @@ from timespine.errors import Determinate, Indeterminate, UsageError
 from timespine.spark import drop_sink, foreach_batch, foreach_batch_together
 from timespine.spark.stream.foreach_batch import ForeachBatchWriter
 from timespine.spark.stream.sink_progress import SinkProgress
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
@@ -158,7 +158,7 @@ def test_a_batch_is_in_once_though_the_reply_to_its_commit_was_lost(store, spark
 
 def test_a_delta_is_computed_again_from_the_rows_of_an_earlier_commit(store, spark, monkeypatch):
     """An upsert that was worked out from rows that are not the newest any more is worked out anew, with its time."""
-    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
+    monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 1)
     store["items"].append([{"id": 10, "name": "old"}])
     original = GroupCommitter.commit
 
@@ -186,7 +186,7 @@ def test_a_delta_is_computed_again_from_the_rows_of_an_earlier_commit(store, spa
 
 def test_batch_that_another_process_committed_first_leaves_no_writer_and_no_blob(store, spark, monkeypatch):
     """The collections said that the batch is new, and the commit that it is in."""
-    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
+    monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 1)
     orders = store["orders"]
     rows = spark.createDataFrame([(id, "a") for id in range(3)], "id long, name string")
     foreach_batch(orders, sink="shop")(rows, 0)

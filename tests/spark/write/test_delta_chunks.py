@@ -9,7 +9,7 @@ import pytest
 
 import timespine as ts
 from timespine.errors import UsageError
-from timespine.spark.write import delta_by_tasks, run_tasks, write_task
+from timespine.spark.write import delta_by_tasks, driver_or_tasks, write_task
 from timespine.spark.write.write_task import key_chunks
 
 KEY, VALUE = {"id": "int64"}, {"name": "string"}
@@ -57,14 +57,14 @@ def items(tmp_path):
 @pytest.fixture
 def answers(monkeypatch, spark):
     """The answers of all tasks of each write. Spark gives a task 500 rows at a time."""
-    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
+    monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 1)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 500)
     yield from answers_of(monkeypatch)
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 def answers_of(monkeypatch):
-    original, seen = run_tasks.run_write_tasks, []
+    original, seen = driver_or_tasks.run_write_tasks, []
 
     def looking(*arguments, **options):
         seen.append(original(*arguments, **options))

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from timespine.spark import foreach_batch, foreach_batch_together
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
 
@@ -47,7 +47,7 @@ WRITES = {
 @BOTH
 @pytest.mark.parametrize("how", WRITES)
 def test_each_row_is_evaluated_once(store, items, counted, small_rows, how, monkeypatch):
-    monkeypatch.setattr(run_tasks, "SMALL_ROWS", small_rows)
+    monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", small_rows)
     frame, count = counted
     WRITES[how](store, items, frame)
     assert count.value == 40
@@ -59,9 +59,9 @@ def test_each_row_is_evaluated_once(store, items, counted, small_rows, how, monk
 
 def test_an_upsert_that_is_computed_again_writes_the_same_rows(store, items, counted, monkeypatch):
     """Another process evolves the schema while tasks write: the whole delta is computed again."""
-    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
+    monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 1)
     frame, count = counted
-    original, runs = run_tasks.run_write_tasks, []
+    original, runs = driver_or_tasks.run_write_tasks, []
 
     def racing(*arguments, **options):
         answers = original(*arguments, **options)

@@ -17,7 +17,7 @@ from timespine.core.transitions import Write
 from timespine.errors import Determinate, UsageError
 from timespine.spark import foreach_batch
 from timespine.spark.options import Options
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 from timespine.spark.write.data_source_writer import stream_sink
 from timespine.spark.write.seal_rule import SealRule, parse_seal_rule
 
@@ -163,7 +163,7 @@ def test_what_is_sealed_while_tasks_write_is_looked_at_again(events, spark, smal
         if any(isinstance(command, Write) for _, command in pairs):
             monkeypatch.undo()
             if small_rows == 1:
-                monkeypatch.setattr(run_tasks, "SMALL_ROWS", 1)
+                monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 1)
             events.seal(7)
         return original(self, *pairs, **options)
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import SchemaChanged, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
-from timespine.spark.write import run_tasks, write_task
+from timespine.spark.write import driver_or_tasks, write_task
 from timespine.spark.write.delta_by_tasks import DeltaByTasksStep
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
@@ -120,7 +120,7 @@ def test_a_key_that_is_upserted_twice_is_an_error(items, spark, small_rows):
 
 def beside(monkeypatch, items, *works):
     """Let others do something as soon as tasks have worked out a change; how often they did that."""
-    original, calls, left = run_tasks.run_write_tasks, [], list(works)
+    original, calls, left = driver_or_tasks.run_write_tasks, [], list(works)
 
     def racing(*arguments, **options):
         sent = original(*arguments, **options)
@@ -217,7 +217,7 @@ def _put(items, rows, how):
 
 def _race(monkeypatch, happens):
     """Let something happen once, when the tasks have written their rows and the driver has not committed them."""
-    original, raced = run_tasks.run_write_tasks, []
+    original, raced = driver_or_tasks.run_write_tasks, []
 
     def racing(*arguments, **options):
         sent = original(*arguments, **options)
@@ -225,7 +225,7 @@ def _race(monkeypatch, happens):
             raced.append(happens())
         return sent
 
-    for module in ("write_unsealed", "delta_by_tasks", "run_tasks"):
+    for module in ("write_unsealed", "delta_by_tasks", "driver_or_tasks"):
         monkeypatch.setattr(f"timespine.spark.write.{module}.run_write_tasks", racing)
 
 
@@ -252,7 +252,7 @@ def test_what_failed_tasks_leave_behind_is_never_seen_and_swept(items, store, sp
         yield from sent
 
     _appended = write_task.append_task
-    monkeypatch.setattr(run_tasks, "append_task", lambda made: lambda batches: fails_once(made, batches))
+    monkeypatch.setattr(driver_or_tasks, "append_task", lambda made: lambda batches: fails_once(made, batches))
     wide = frame(spark, 0, 3000).withColumn("name", F.sha2(F.col("id").cast("string"), 512))
     with pytest.raises(PySparkException, match="after it has put its parts"):
         items.append(wide)
@@ -266,7 +266,7 @@ def test_what_failed_tasks_leave_behind_is_never_seen_and_swept(items, store, sp
 @pytest.mark.parametrize("small_rows", [1])
 def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, spark, small_rows, monkeypatch):
     seen = []
-    original = run_tasks.run_write_tasks
+    original = driver_or_tasks.run_write_tasks
 
     def looking(*arguments, **options):
         (writer,) = [each for each in items._handle.context.writing if each[0] == items.id]
@@ -277,7 +277,7 @@ def test_a_job_ends_with_its_writer_and_a_long_one_is_kept_alive(items, store, s
         seen.append((writer[1], before))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(run_tasks, "run_write_tasks", looking)
+    monkeypatch.setattr(driver_or_tasks, "run_write_tasks", looking)
     items.append(frame(spark, 0, 100))
     ((writer, _),) = seen
     assert writer not in items._handle.state().writers

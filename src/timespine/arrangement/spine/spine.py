@@ -28,7 +28,7 @@ from timespine.arrangement.spine.retention_filters import Keep, RetentionFilters
 from timespine.arrangement.spine.spine_driver import SpineDriver
 from timespine.arrangement.spine.spine_metrics import spine_metrics
 from timespine.columnar.ingest.update_table import to_update_table
-from timespine.columnar.predicate.column import Where, as_predicate
+from timespine.columnar.predicate.where import Where, as_predicate
 from timespine.columnar.schema.schema import Schema, shown_names
 from timespine.core.arrangement import level_transitions, levels, save_transitions
 from timespine.core.arrangement.levels import LevelRules, SpineLevels

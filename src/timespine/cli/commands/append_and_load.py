@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from timespine.cli.error_wording import reword
-from timespine.cli.input.input_file import STDIN
-from timespine.cli.input.loaded_files import LoadedFiles
 from timespine.cli.input.read_rows import FileFormat, read_rows
+from timespine.cli.input.rereadable_input import STDIN
+from timespine.cli.input.rows_per_file import RowsPerFile
 from timespine.cli.options import (
     ClusterColumns,
     Name,
@@ -148,7 +148,7 @@ def load_verb(
     """
     where = for_document(output)
     check_path(path, "what to load")
-    source = LoadedFiles(Path(path))
+    source = RowsPerFile(Path(path))
     rows = 0
 
     def count_rows_so_far(done: int) -> None:

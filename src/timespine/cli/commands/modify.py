@@ -12,8 +12,8 @@ import typer
 
 from timespine.cli.commands.append_and_load import File, FormatOption
 from timespine.cli.input.column_values import KeyValues, Null, to_key, to_values
-from timespine.cli.input.input_file import STDIN
 from timespine.cli.input.read_rows import read_rows
+from timespine.cli.input.rereadable_input import STDIN
 from timespine.cli.options import Name, Output, StorePath, Where, check_path, open_store_at
 from timespine.cli.output.destination import Destination, for_document
 from timespine.cli.output.format_text import count_text, type_text

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import msgspec
 import typer
 
-from timespine.cli.input.input_file import InputFile
+from timespine.cli.input.rereadable_input import RereadableInput
 from timespine.cli.options import Name, Output, Retain, StorePath, open_store_at, parse_time_option, to_names
 from timespine.cli.output.destination import OutputFormat, for_document
 from timespine.cli.output.format_text import fields
@@ -38,7 +38,7 @@ def add_commands(app: typer.Typer) -> None:
 def _text(file: str | None) -> str:
     if file is None:
         raise UsageError("give the SELECT of the view in a file: --sql FILE, or --sql - for standard input")
-    with InputFile(file).text() as text:
+    with RereadableInput(file).text() as text:
         return text.read()
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from timespine.cli.commands.append_and_load import File, FormatOption
-from timespine.cli.input.input_file import STDIN
 from timespine.cli.input.read_rows import read_rows
+from timespine.cli.input.rereadable_input import STDIN
 from timespine.cli.options import (
     Columns,
     Limit,

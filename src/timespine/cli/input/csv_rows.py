@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from timespine.cli.error_wording import reword
-from timespine.cli.input.input_file import InputFile
-from timespine.cli.input.row_errors import find_first_wrong_row, header_of, line_of, without_row
+from timespine.cli.input.find_wrong_row import find_first_wrong_row, header_of, line_of, without_row
+from timespine.cli.input.rereadable_input import RereadableInput
 from timespine.cli.input.value_codec import decode_json, from_json
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.schema.schema import Schema
@@ -28,7 +28,7 @@ _PLACE = re.compile(r"^(?:CSV parse error: )?(?:In CSV column #\d+: )?(?:Row #(?
 _COLUMN = re.compile(r"In CSV column #(\d+): ")
 
 
-def read_csv(source: InputFile, schema: Schema) -> pa.Table:
+def read_csv(source: RereadableInput, schema: Schema) -> pa.Table:
     """Read all rows of a CSV."""
     types = {**schema.types, **dict.fromkeys(schema.system_names, pa.int64())}
     odd = {name: type for name, type in types.items() if is_nested(type) or pa.types.is_binary(type)}
@@ -44,7 +44,7 @@ def read_csv(source: InputFile, schema: Schema) -> pa.Table:
 class _Csv:
     """A CSV that can be read again, to find an error."""
 
-    def __init__(self, source: InputFile, types: dict[str, pa.DataType], *, single: bool) -> None:
+    def __init__(self, source: RereadableInput, types: dict[str, pa.DataType], *, single: bool) -> None:
         self._source = source
         self._types = types
         self._single = single

@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 
 from timespine.cli.error_wording import reword
-from timespine.cli.input.input_file import InputFile
-from timespine.cli.input.row_errors import find_first_wrong_row, without_row
+from timespine.cli.input.find_wrong_row import find_first_wrong_row, without_row
+from timespine.cli.input.rereadable_input import RereadableInput
 from timespine.cli.input.value_codec import from_json
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
@@ -25,7 +25,7 @@ _one = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal)
 _many = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def read_json(source: InputFile, schema: Schema) -> pa.Table:
+def read_json(source: RereadableInput, schema: Schema) -> pa.Table:
     """Read all rows; every one must have the key columns, if the collection has any."""
     needed = schema.key_names if schema.key else ()
     types = {**schema.types, **dict.fromkeys(schema.system_names, pa.int64())}

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from timespine.cli.error_wording import error_text, reword
 from timespine.cli.input.csv_rows import read_csv
-from timespine.cli.input.input_file import STDIN, InputFile
+from timespine.cli.input.find_wrong_row import first_line_number
 from timespine.cli.input.json_rows import read_json
-from timespine.cli.input.row_errors import first_line_number
+from timespine.cli.input.rereadable_input import STDIN, RereadableInput
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import check_names
 from timespine.columnar.schema.schema import Schema
@@ -43,14 +43,14 @@ def read_rows(file: str, given: FileFormat | None, schema: Schema) -> pa.Table:
     if kind is None:
         where = "standard input" if file == STDIN else file
         raise UsageError(f"{where} has no known suffix: add --format csv, json or parquet")
-    source = InputFile(file)
+    source = RereadableInput(file)
     try:
         return _read(source, kind, schema)
     except UsageError as error:
         raise reword(error, f"{source.name}: {error_text(error)}") from None
 
 
-def _read(source: InputFile, kind: FileFormat, schema: Schema) -> pa.Table:
+def _read(source: RereadableInput, kind: FileFormat, schema: Schema) -> pa.Table:
     if kind is FileFormat.json:
         return read_json(source, schema)
     table = read_csv(source, schema) if kind is FileFormat.csv else _read_parquet(source, schema)
@@ -61,7 +61,7 @@ def _read(source: InputFile, kind: FileFormat, schema: Schema) -> pa.Table:
     return table
 
 
-def _read_parquet(source: InputFile, schema: Schema) -> pa.Table:
+def _read_parquet(source: RereadableInput, schema: Schema) -> pa.Table:
     try:
         with pq.ParquetFile(source.arrow()) as file:
             table = file.read()

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from timespine.client.backup.store_cut import StoreCut
-from timespine.client.context import decode_schema
+from timespine.client.inner_handles import decode_schema
 from timespine.columnar.parts.part_reader import MissingBlob, open_part
 from timespine.config import Config
 from timespine.core.batch import Part

@@ -8,7 +8,7 @@
 
 If a process stops in between, the next one goes on: the catalog lists collections that are not purged.
 
-Maintenance also deletes the blobs of reservations that no transaction used: see `reservations`.
+Maintenance also deletes the blobs of reservations that no transaction used: see `cancel_reservations`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from timespine.client.catalog.catalog import (
     with_purged,
     with_undone_create,
 )
-from timespine.client.catalog.keep_deleted import is_kept
+from timespine.client.catalog.keep_deleted_setting import is_kept
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.columnar.parts.part_list_tree import delete_keys
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Command, CompareAndAppend, ReleaseHold

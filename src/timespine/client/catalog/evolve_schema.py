@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import TypeLike
 from timespine.core.transitions import AddSchema

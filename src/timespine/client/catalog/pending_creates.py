@@ -29,7 +29,7 @@ from timespine.client.catalog.catalog_log import first_state
 from timespine.client.catalog.retention import RetentionLike, no_retention_error, policy_of
 from timespine.client.collection import Collection
 from timespine.client.commit.cross_process_turn import Patience
-from timespine.client.context import CollectionHandle, StoreContext
+from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.client.lazy_spark import is_spark_schema, load_spark_module
 from timespine.client.time_args import DurationLike, parse_duration_ms
 from timespine.columnar.schema.schema import Schema, define, infer

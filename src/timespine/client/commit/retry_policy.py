@@ -21,7 +21,7 @@ class RetryPolicy:
     turn."""
     quick_losses: int = 3
     """Placements that a change computes beside the other threads and processes. After those it claims a turn
-    (`client.commit.turn`), and computes while they wait."""
+    (`client.commit.cross_process_turn`), and computes while they wait."""
     reads: int = 4
     """Times that a change reads the rows it depends on: again only if the schema changed, or history was expired."""
     stagings: int = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.core.effects import Protocol, Scan
 from timespine.core.protocols.load_state import Entries
 from timespine.core.protocols.session import Session, retry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from timespine.client.context import StoreContext
+from timespine.client.inner_handles import StoreContext
 from timespine.errors import StoreClosed
 
 FIGURES = {

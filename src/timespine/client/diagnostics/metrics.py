@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from timespine.client.context import CollectionHandle, StoreContext
 from timespine.client.diagnostics.amplification import Amplification, amplification
 from timespine.client.diagnostics.arrangement_metrics import arrangement_metrics
+from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.row_count import count_within_bounds
 from timespine.core.maintenance_policy import run_rows

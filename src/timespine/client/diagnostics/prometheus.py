@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from timespine.client.context import CollectionHandle
 from timespine.client.diagnostics.arrangement_metrics import FIGURES, arrangement_metrics, figure_name
 from timespine.client.diagnostics.metrics import GAUGES, collection_metrics, process_metrics
+from timespine.client.inner_handles import CollectionHandle
 from timespine.errors import TimespineError
 
 try:

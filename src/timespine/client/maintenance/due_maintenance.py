@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.config import Config
 from timespine.core.batch import HollowBatch
 from timespine.core.spine.layers import MergeRequest

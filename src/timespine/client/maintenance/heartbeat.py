@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from timespine.client.context import StoreContext
+from timespine.client.inner_handles import StoreContext
 from timespine.columnar.merge.merge_engine import Engine
 from timespine.core.transitions import ClaimMerge, HeartbeatWriter
 from timespine.locks import Flag

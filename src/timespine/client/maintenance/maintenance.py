@@ -27,8 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from timespine.client.commit.group_commit import STORE_CLOSED, TURN_S, GroupCommitter
-from timespine.client.context import CollectionHandle
-from timespine.client.maintenance.drained_batch_policy import worth_rewriting
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.maintenance.due_maintenance import (
     GATHER,
     fits,
@@ -39,18 +38,19 @@ from timespine.client.maintenance.due_maintenance import (
     size_of,
     worth_folding,
 )
-from timespine.client.maintenance.forget_expired import oldest_to_rewrite, worth_forgetting
-from timespine.client.maintenance.idle_tracker import IdleTracker
+from timespine.client.maintenance.find_expired_history import oldest_to_rewrite, worth_forgetting
 from timespine.client.maintenance.maintenance_report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.maintenance_thread import MaintenanceThread
+from timespine.client.maintenance.maintenance_times import MaintenanceTimes
+from timespine.client.maintenance.rewrite_unsealed_policy import worth_rewriting
 from timespine.client.maintenance.settled_collections import (
     SettledCollections,
     has_lapsed_leases,
     is_due_by_time,
     retention_horizon,
 )
+from timespine.client.maintenance.skip_idle_collections import IdleTracker
 from timespine.client.maintenance.sweep_turns import SweepTurns
-from timespine.client.maintenance.upkeep_timing import UpkeepTiming
 from timespine.columnar.kernels.background_flag import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
 from timespine.core.protocols import garbage, maintain
@@ -110,7 +110,7 @@ class Maintenance:
         self._monotonic = monotonic
         self._sleep = sleep
         self._looked = monotonic()  # a process that exits soon maintains only the collections that it has opened
-        self._upkeep: dict[str, UpkeepTiming] = {}
+        self._upkeep: dict[str, MaintenanceTimes] = {}
         self._idle_tracker = IdleTracker()
         self._sweep_turns = SweepTurns(self._driver.consensus, SWEEP_S, monotonic)
         self._settled = SettledCollections(self._driver.consensus)
@@ -240,8 +240,8 @@ class Maintenance:
             return False
         return True
 
-    def _upkeep_of(self, handle: CollectionHandle) -> UpkeepTiming:
-        upkeep = self._upkeep.setdefault(handle.id, UpkeepTiming(handle))
+    def _upkeep_of(self, handle: CollectionHandle) -> MaintenanceTimes:
+        upkeep = self._upkeep.setdefault(handle.id, MaintenanceTimes(handle))
         upkeep.handle = handle
         return upkeep
 
@@ -266,7 +266,7 @@ class Maintenance:
             raise failure
         return done
 
-    def _maintain(self, upkeep: UpkeepTiming, *, sweep: bool) -> None:
+    def _maintain(self, upkeep: MaintenanceTimes, *, sweep: bool) -> None:
         handle = upkeep.handle
         upkeep.skipped.clear()
         upkeep.expired = float("-inf")
@@ -337,14 +337,16 @@ class Maintenance:
 
     # Steps.
 
-    def _is_at_rest(self, upkeep: UpkeepTiming) -> bool:
+    def _is_at_rest(self, upkeep: MaintenanceTimes) -> bool:
         state = upkeep.handle.state()
         now = self._monotonic()
         if upkeep.written != (state.upper, state.unsealed_next):
             upkeep.written, upkeep.changed = (state.upper, state.unsealed_next), now
         return now - upkeep.changed >= REST_S
 
-    def _step(self, upkeep: UpkeepTiming, *, resting: bool, before: int | None = None, most: int | None = None) -> bool:
+    def _step(
+        self, upkeep: MaintenanceTimes, *, resting: bool, before: int | None = None, most: int | None = None
+    ) -> bool:
         """Do one small thing; return whether there was one.
 
         `before` restricts merges to insertions before that one, `most` to a number of rows.
@@ -373,7 +375,7 @@ class Maintenance:
 
     def _merge(
         self,
-        upkeep: UpkeepTiming,
+        upkeep: MaintenanceTimes,
         state: State,
         *,
         least: int,
@@ -420,7 +422,7 @@ class Maintenance:
         handle.committer.commit((handle.id, Forget(oldest_to_rewrite(handle, state))))
         return handle.known().seqno != state.seqno
 
-    def _ask_for_more(self, upkeep: UpkeepTiming, state: State) -> bool:
+    def _ask_for_more(self, upkeep: MaintenanceTimes, state: State) -> bool:
         """Request a merge that the spine did not request, if it pays; return whether it did."""
         handle = upkeep.handle
         if upkeep.judged == state.seqno:
@@ -433,7 +435,7 @@ class Maintenance:
         handle.committer.commit((handle.id, command))
         return handle.known().seqno != state.seqno
 
-    def _collect(self, upkeep: UpkeepTiming, *, force: bool = False) -> bool:
+    def _collect(self, upkeep: MaintenanceTimes, *, force: bool = False) -> bool:
         """Roll up and collect garbage when due; sweep once in a while. Return whether something was due and done."""
         handle = upkeep.handle
         state = handle.state()
@@ -478,7 +480,7 @@ class Maintenance:
         self.report.collected += collected
         return collected
 
-    def _expire(self, upkeep: UpkeepTiming, state: State) -> None:
+    def _expire(self, upkeep: MaintenanceTimes, state: State) -> None:
         """Expire leases, and move retention."""
         now = self._monotonic()
         if now - upkeep.expired < EXPIRE_S:

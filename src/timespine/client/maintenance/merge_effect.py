@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timespine.client.context import StoreContext
+from timespine.client.inner_handles import StoreContext
 from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.maintenance.maintenance_report import describe_error
 from timespine.columnar.merge.merge_engine import Engine

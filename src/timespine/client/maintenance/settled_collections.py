@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step
 from timespine.core.state import State, Status
 from timespine.errors import TimespineError

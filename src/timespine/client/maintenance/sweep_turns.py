@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from timespine.client.maintenance.upkeep_timing import UpkeepTiming
+from timespine.client.maintenance.maintenance_times import MaintenanceTimes
 from timespine.errors import TimespineError
 from timespine.location.consensus import Consensus, LogWrite
 
@@ -31,7 +31,7 @@ class SweepTurns:
         self._asked = float("-inf")
         self._is_ours = False
 
-    def is_due(self, upkeep: UpkeepTiming, seqno: int, now_ms: int) -> bool:
+    def is_due(self, upkeep: MaintenanceTimes, seqno: int, now_ms: int) -> bool:
         """Tell whether to sweep a collection now, and remember that it is swept.
 
         A collection that did not change since this process swept it is swept once a day, without a turn: only a process

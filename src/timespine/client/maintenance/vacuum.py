@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.core.protocols import garbage
 from timespine.location.blob import Blob
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 
 
 def arranged_rows(handle: CollectionHandle, keys: pa.Table, time: int, schema_id: int | None = None) -> pa.Table | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import read_plan
 from timespine.client.read.leases import LeasedState, close_on_error
 from timespine.client.read.log_follower import Follower

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows
 from timespine.columnar.scan.scan_request import ScanRequest

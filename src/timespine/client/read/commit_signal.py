@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timespine.client.context import POLL_LISTENING_S, POLL_MAX_S, POLL_MIN_S, StoreContext
+from timespine.client.inner_handles import POLL_LISTENING_S, POLL_MAX_S, POLL_MIN_S, StoreContext
 
 
 class CommitSignal:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.context import POLL_MAX_S, CollectionHandle, StoreContext
+from timespine.client.inner_handles import POLL_MAX_S, CollectionHandle, StoreContext
 from timespine.client.read.leases import close_on_error
 from timespine.client.read.log_follower import Follower
 from timespine.client.read.rows import REPLANS, Updates, check_columns_unchanged

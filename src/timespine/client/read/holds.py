@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.leases import LeasedState, close_on_error
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import TimeLike, unwrap_time

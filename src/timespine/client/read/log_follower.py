@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.leases import LeasedState
 from timespine.client.refuse_pickle import OneProcess
 from timespine.columnar.scan.scan_request import ScanRequest

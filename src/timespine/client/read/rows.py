@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.client.argument_types import Row
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.lazy_spark import load_spark_module
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.to_dicts import to_dicts
@@ -24,11 +24,11 @@ from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.scan.parallel_scan import scan_in_shares
 from timespine.columnar.scan.part_access import Parts, ScanStats
-from timespine.columnar.scan.read_slice import Slice, cut_slices
 from timespine.columnar.scan.row_count import count_rows
 from timespine.columnar.scan.scan import parts_readable_as_is, scan
 from timespine.columnar.scan.scan_request import ScanRequest, empty_table
 from timespine.columnar.scan.split_keys import split_keys
+from timespine.columnar.scan.worker_slice import Slice, cut_slices
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.batch import Part, Run
 from timespine.core.read_plan import Plan, plan_changes, plan_snapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.prepare import has_no_times, materialize_once
 from timespine.client.write.step_commit import commit_steps

@@ -24,7 +24,7 @@ from timespine.client.commit.draft import DraftCalls, Stages
 from timespine.client.commit.group_commit import NAMED
 from timespine.client.commit.leader_queue import PendingCall
 from timespine.client.commit.retry_policy import RETRY
-from timespine.client.context import CollectionHandle, decode_schema
+from timespine.client.inner_handles import CollectionHandle, decode_schema
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.append import append_rows
 from timespine.client.write.bulk_load import bulk_load

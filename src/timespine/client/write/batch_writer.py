@@ -17,7 +17,7 @@ from functools import partial
 
 from timespine.client.argument_types import IfBehind
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, parse_duration_ms
 from timespine.client.write.prebuilt_steps import PrebuiltBatchStep
@@ -27,7 +27,7 @@ from timespine.client.write_results import SealResult
 from timespine.columnar.parts.inline_part import is_inline_of
 from timespine.columnar.parts.part_list_tree import delete_batch, is_written_by
 from timespine.columnar.write.batch_builder import BatchBuilder
-from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
+from timespine.columnar.write.transmit_batch import decode_batch, encode_batch, rewrite
 from timespine.core.batch import HollowBatch, Order
 from timespine.core.transitions import Append, AppendResult, CompareAndAppend
 from timespine.errors import UsageError

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.load.bounded_batches import split_to_bound
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.prebuilt_steps import PrebuiltAppendStep
@@ -15,7 +15,7 @@ from timespine.client.write.prepare import next_free_time, upper_after
 from timespine.client.write.stage import did_not_commit
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write_results import CommitResult
-from timespine.columnar.ingest.key_columns import require_key_columns
+from timespine.columnar.ingest.require_key_columns import require_key_columns
 from timespine.columnar.ingest.update_table import update_table
 from timespine.core.transitions import HeartbeatWriter
 from timespine.errors import TimespineError, UsageError

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.client.argument_types import SetLike
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
@@ -25,13 +25,13 @@ from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import DeltaStep
 from timespine.client.write_results import CommitResult
 from timespine.columnar.ingest.cast import cast_column
-from timespine.columnar.ingest.key_columns import require_key_columns
+from timespine.columnar.ingest.require_key_columns import require_key_columns
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
-from timespine.columnar.predicate.column import Column, Where, as_predicate
-from timespine.columnar.predicate.column_conditions import column_expression
+from timespine.columnar.predicate.comparisons import column_expression
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import is_row_by_row
+from timespine.columnar.predicate.where import Column, Where, as_predicate
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.errors import UsageError

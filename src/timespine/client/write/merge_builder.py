@@ -23,9 +23,9 @@ from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
-from timespine.columnar.predicate.column import Column, Where, as_predicate
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Predicate, is_row_by_row
+from timespine.columnar.predicate.where import Column, Where, as_predicate
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.schema.types import parse_type
 from timespine.errors import UsageError, short_repr

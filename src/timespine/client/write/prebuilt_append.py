@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.time_args import FrontierLike, TimeLike, unwrap_time
 from timespine.client.write.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
 from timespine.client.write.prepare import check_not_before_upper, next_free_time, rows_beyond_error, upper_of_append

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
 from timespine.client.write.transaction_steps import AppendStep, CommandReplies, Step, StepResult, append_at

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.row_args import column_names_of
 from timespine.client.time_args import TimeLike, plain_frontier, unwrap_time
 from timespine.client.write.prepare import (
@@ -28,7 +28,7 @@ from timespine.client.write.prepare import (
 from timespine.client.write.stage import Runs
 from timespine.client.write.time_column import NO_TIMES, are_integers, schema_to_read, with_times
 from timespine.client.write_results import WriteResult
-from timespine.columnar.ingest.key_columns import check_key_columns
+from timespine.columnar.ingest.require_key_columns import check_key_columns
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.part_list_tree import add_to_counter

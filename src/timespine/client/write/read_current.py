@@ -24,7 +24,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import lease_newest, require_plan
 from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.leases import LeasedState
@@ -32,8 +32,8 @@ from timespine.client.read.rows import Rows
 from timespine.client.write.prepare import next_free_time, upper_after
 from timespine.client.write.stage import Runs, count_appended, delete_unused, make_runs
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.predicate.column import Predicate
 from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.predicate.where import Predicate
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF, Schema

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from timespine.client.commit.accept_older_schema import convert_to_newest
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.columnar.parts.inline_part import InlineRule
 from timespine.columnar.parts.part_list_tree import add_to_counter, delete_batch, is_written_by, rows_in

@@ -27,7 +27,7 @@ from timespine.client.argument_types import CreateOptions, IfBehind, LatePolicy,
 from timespine.client.catalog.pending_creates import Definition, PendingCreates
 from timespine.client.collection import Collection, expire_command
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.rows import Snapshot
 from timespine.client.refuse_pickle import OneProcess
@@ -47,7 +47,7 @@ from timespine.client.write.transaction_steps import (
     StepResult,
     UnsealedWriteStep,
 )
-from timespine.columnar.predicate.column import Where
+from timespine.columnar.predicate.where import Where
 from timespine.core.transitions import AdvanceUpper, Command
 from timespine.errors import UpperMismatch, UsageError, short_repr
 from timespine.model.frontier import Frontier

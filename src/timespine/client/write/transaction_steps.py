@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from timespine.client.argument_types import IfBehind
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.prepare import (
     PreparedRows,

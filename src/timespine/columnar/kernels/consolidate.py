@@ -3,9 +3,9 @@
     for every row:   sum(diff of the row in the result) == sum(diff of the row in the input)
 
 The result is ascending, has no row twice and no diff of zero. Rows become
-numbers (`order`); these are sorted with the place of the row in their low bits;
-rows of equal numbers are told apart (`ties`); diffs are summed; and the rows that
-remain are picked from the input, once (`gather`).
+numbers (`row_words`); these are sorted with the place of the row in their low bits;
+rows of equal numbers are told apart (`sort_equal_words`); diffs are summed; and the rows that
+remain are picked from the input, once (`take_rows`).
 """
 
 from __future__ import annotations

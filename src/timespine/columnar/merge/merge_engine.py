@@ -9,7 +9,7 @@ writes follow the ranges of keys that more than one input touches. Lists of part
 part.
 
 A merge of everything from the first time on gives two runs: what is live, and the past, whose rows add up to zero
-(`past_rows`). Past runs of the inputs are merged with each other and with what has become past, never with what is
+(`split_past`). Past runs of the inputs are merged with each other and with what has become past, never with what is
 live: for every row and time the diffs of all runs are added anyway. So a merge that finds all of the past expired
 drops it without a look, and passes live parts through.
 

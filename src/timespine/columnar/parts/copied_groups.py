@@ -19,7 +19,6 @@ import numpy as np
 
 from timespine.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_lower, truncate_upper
-from timespine.columnar.parts.parquet_metadata import FileBytes, Offset, move_page_index, parse_footer, write_footer
 from timespine.columnar.parts.part_footer import FOOTER_KEY, FORMAT_VERSION, MAGIC, Footer, hash_of
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import (
@@ -32,6 +31,13 @@ from timespine.columnar.parts.part_stats import (
     stats_to_keep,
 )
 from timespine.columnar.parts.part_writer import EncodedPart
+from timespine.columnar.parts.rewrite_parquet_footer import (
+    FileBytes,
+    Offset,
+    move_page_index,
+    parse_footer,
+    write_footer,
+)
 from timespine.columnar.schema.schema import DIFF
 from timespine.config import Config
 from timespine.core.batch import wrap_int64

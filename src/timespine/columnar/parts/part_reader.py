@@ -41,7 +41,7 @@ from timespine.columnar.parts.part_footer import (
 )
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta, Range
 from timespine.columnar.parts.row_group_index import GroupRanges, KeyIndex
-from timespine.columnar.parts.row_memory import row_pool
+from timespine.columnar.parts.row_memory_pool import row_pool
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.batch import Part

@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
-from timespine.columnar.predicate.column_conditions import (
+from timespine.columnar.predicate.comparisons import (
     MIRRORED,
     RESERVED,
     VALUES_MAX,

@@ -9,7 +9,7 @@ kept only if the whole is true. From the statistics of a part follows which of
     possible(NOT p)   = (true if p may be false,    false if p may be true)
 
 Unknown needs no bookkeeping: NOT leaves it unknown, so it never becomes true.
-The comparisons themselves are in `columnar.predicate.column_conditions`, the text in `columnar.predicate.parser`.
+The comparisons themselves are in `columnar.predicate.comparisons`, the text in `columnar.predicate.parser`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from timespine.columnar.predicate.column_conditions import ColumnCondition, CompareColumns
+from timespine.columnar.predicate.comparisons import ColumnCondition, CompareColumns
 from timespine.columnar.predicate.predicate import Constant, Junction, Not, Predicate
 from timespine.errors import UsageError, short_repr
 

@@ -16,11 +16,11 @@ from itertools import pairwise
 import pyarrow as pa
 
 from timespine.columnar.predicate.key_set import FEW
-from timespine.columnar.scan.changed_run import changed_run, scan_changed
 from timespine.columnar.scan.part_access import Parts, ScanStats
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.settled_run import scan_settled, settled_parts
+from timespine.columnar.scan.settled_run_with_changes import changed_run, scan_changed
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.core.batch import Run
 from timespine.pool import outcome

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.parts.part_cache import CacheHint
-from timespine.columnar.predicate.column import Predicate
 from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.predicate.where import Predicate
 from timespine.columnar.scan.visibility import ALL_TIMES, Window
 from timespine.columnar.schema.schema import DIFF, Schema, time_names
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from timespine.columnar.parts.part_cache import CacheHint
-from timespine.columnar.parts.row_memory import row_pool
+from timespine.columnar.parts.row_memory_pool import row_pool
 from timespine.columnar.scan.fetch_ahead import announce_groups
 from timespine.columnar.scan.part_access import Parts, ScanStats
 from timespine.columnar.scan.scan import parts_readable_as_is

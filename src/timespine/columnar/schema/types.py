@@ -13,7 +13,7 @@ needs no time zone database and no Unicode table.
 
 Timestamps are microseconds; without a zone they are wall-clock times, with one
 they are instants. Every value, also inside of nested ones, may be null.
-Callers may write types by other names too: `type_text` has them all.
+Callers may write types by other names too: `type_parser` has them all.
 """
 
 from __future__ import annotations

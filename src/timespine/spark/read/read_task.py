@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from timespine.client.engine_interface import BATCH_ROWS, repeat_by_diff, with_images
 from timespine.columnar.parts.part_reader import MissingBlob
-from timespine.columnar.scan.read_slice import Slice, read_slice_rows
+from timespine.columnar.scan.worker_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import LeaseExpired, UsageError
 from timespine.spark.blob_location import BlobLocation

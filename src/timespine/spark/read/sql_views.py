@@ -24,7 +24,7 @@ import pyarrow as pa
 from timespine.client.collection import Collection
 from timespine.client.engine_interface import ReadOptions, extent_of, handle_of, open_snapshot, slices_of
 from timespine.client.store import Store
-from timespine.columnar.scan.read_slice import Slice, read_slice_rows
+from timespine.columnar.scan.worker_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UnknownCollection, UsageError
 from timespine.spark.blob_location import BlobLocation, blob_location_of

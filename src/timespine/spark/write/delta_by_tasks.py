@@ -24,9 +24,9 @@ from timespine.client.engine_interface import (
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.key_bloom_filter import KeyFilter
 from timespine.columnar.predicate.key_set import KeySet
-from timespine.columnar.scan.read_slice import cut_slices
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
+from timespine.columnar.scan.worker_slice import cut_slices
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import State
 from timespine.core.transitions import Command
@@ -34,7 +34,7 @@ from timespine.model.frontier import Frontier
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.read_task import Batches
 from timespine.spark.type_mapping import from_spark_batch
-from timespine.spark.write.run_tasks import range_columns, run_write_tasks
+from timespine.spark.write.driver_or_tasks import range_columns, run_write_tasks
 from timespine.spark.write.write_job import WriteJob
 from timespine.spark.write.write_task import DeltaTask, delta_task
 

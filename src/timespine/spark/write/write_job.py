@@ -11,8 +11,8 @@ import msgspec
 from timespine.client.engine_interface import CollectionHandle, did_not_commit, flush_inline, fresh_id
 from timespine.columnar.parts.part_list_tree import delete_keys
 from timespine.columnar.schema.schema import Schema
-from timespine.columnar.write.batch_envelope import decode_batch
 from timespine.columnar.write.run_writer import RunWriter
+from timespine.columnar.write.transmit_batch import decode_batch
 from timespine.columnar.write.upload import UploadTarget
 from timespine.core.batch import HollowBatch, Run
 from timespine.core.transitions import Command, ExpireWriter, RegisterWriter

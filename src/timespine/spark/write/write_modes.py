@@ -46,10 +46,10 @@ from timespine.hints import Hint
 from timespine.spark.options import APPEND, DELETE, OVERWRITE, UPSERT
 from timespine.spark.quoted_names import quoted
 from timespine.spark.type_mapping import check_frame, check_key_frame
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 from timespine.spark.write.apply_changes import changes_delta
 from timespine.spark.write.delta_by_tasks import DeltaByTasksStep
-from timespine.spark.write.run_tasks import append_by_tasks, collect_if_small, evaluate_once
+from timespine.spark.write.driver_or_tasks import append_by_tasks, collect_if_small, evaluate_once
 from timespine.spark.write.write_task import UnsealedOptions, latest_time, refuse_null_keys
 from timespine.spark.write.write_unsealed import WriteByTasksStep, check_times, unsealed_options
 
@@ -190,7 +190,7 @@ def _task_steps(handle: CollectionHandle, frame: DataFrame, how: FrameWrite, sta
         return [DeltaByTasksStep(handle, DELETE, frame.distinct(), True, must_hold=not how.is_alone)]
     if _has_changes(frame.columns, how):
         raise UsageError(
-            f"a batch of changes has more than {run_tasks.SMALL_ROWS} rows: set maxRowsPerTrigger, "
+            f"a batch of changes has more than {driver_or_tasks.SMALL_ROWS} rows: set maxRowsPerTrigger, "
             "or split it by frame.filter(...) for two helpers, foreach_batch(collection, 'upsert', sink='upserts') "
             "and foreach_batch(collection, 'delete', sink='deletes')"
         )

@@ -27,10 +27,10 @@ from timespine.client.engine_interface import (
 from timespine.columnar.ingest.update_table import conform_columns, to_update_table
 from timespine.columnar.predicate.key_bloom_filter import filter_of
 from timespine.columnar.predicate.key_set import KeySet
-from timespine.columnar.scan.read_slice import Slice, read_slice_rows
+from timespine.columnar.scan.worker_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF, TIME, Schema
 from timespine.columnar.write.batch_builder import BatchBuilder
-from timespine.columnar.write.batch_envelope import encode_batch
+from timespine.columnar.write.transmit_batch import encode_batch
 from timespine.core.batch import Order
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier

@@ -34,7 +34,7 @@ from timespine.errors import UsageError, short_repr
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.type_mapping import check_frame
-from timespine.spark.write.run_tasks import run_write_tasks
+from timespine.spark.write.driver_or_tasks import run_write_tasks
 from timespine.spark.write.seal_rule import NONE, SealRule, parse_seal_rule
 from timespine.spark.write.write_job import TaskAnswer, WriteJob
 from timespine.spark.write.write_task import UnsealedOptions, unsealed_task

@@ -26,8 +26,8 @@ from timespine.columnar.parts.inline_part import decode_inline, encode_inline
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_stats import diff_sum_of
 from timespine.columnar.parts.part_writer import encode_part
-from timespine.columnar.predicate.column import col
 from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.predicate.where import col
 from timespine.columnar.scan import row_count
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.scan import scan

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import BLOBS, QUICK, MemoryStore, counted
 
-from timespine.columnar.predicate.column import col
+from timespine.columnar.predicate.where import col
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_store import MemoryStore
 
-from timespine.columnar.predicate.column import col
+from timespine.columnar.predicate.where import col
 
 COLUMNS = {"n": "int64", "m": "int64", "v": "string", "d": "date"}
 VALUES = {

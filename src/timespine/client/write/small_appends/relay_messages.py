@@ -16,7 +16,7 @@ import msgspec
 from timespine.client.argument_types import Row
 from timespine.client.commit.draft import DraftCalls
 from timespine.client.commit.leader_queue import GROUP_MAX
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import to_updates, upper_after
 from timespine.client.write_results import CommitResult
 from timespine.columnar.kernels.consolidate import consolidate

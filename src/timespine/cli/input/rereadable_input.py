@@ -15,7 +15,7 @@ STDIN = "-"
 PIECE_BYTES = 1 << 20
 
 
-class InputFile:
+class RereadableInput:
     """A file on disk, or a pipe that was read into memory.
 
     SUBTLE: Arrow reads with threads of its own. A thread that accesses a Python object while the process ends

@@ -1,6 +1,6 @@
 """A piece of a read, for another process: what to read, of which parts, and nothing that has to be asked for.
 
-A read is planned where the state is known, cut into key ranges (`splits`), and each
+A read is planned where the state is known, cut into key ranges (`split_keys`), and each
 range is read by a process that can open the blobs, such as an executor of Spark. A slice
 names the parts that may have rows in its range and the schemas they were written
 with, so its reader opens blobs and nothing else.
@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
-from timespine.columnar.predicate.column import as_predicate
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Native
+from timespine.columnar.predicate.where import as_predicate
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.scan_request import ScanRequest

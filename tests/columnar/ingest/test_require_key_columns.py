@@ -4,7 +4,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from timespine.columnar.ingest.key_columns import check_key_columns, refuse_missing, require_key_columns
+from timespine.columnar.ingest.require_key_columns import check_key_columns, refuse_missing, require_key_columns
 from timespine.columnar.schema.schema import define
 from timespine.errors import InvalidRows
 

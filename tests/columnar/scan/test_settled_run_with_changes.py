@@ -15,12 +15,12 @@ from test_part_stats import updates as update_tables
 from test_settled_run import read, rows_of, settled_table
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.scan import changed_run as changed_module
 from timespine.columnar.scan import parallel_scan
 from timespine.columnar.scan import settled_run as settled_module
-from timespine.columnar.scan.changed_run import changed_run
+from timespine.columnar.scan import settled_run_with_changes as changed_module
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.scan_request import ScanRequest
+from timespine.columnar.scan.settled_run_with_changes import changed_run
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.columnar.schema.types import is_nested

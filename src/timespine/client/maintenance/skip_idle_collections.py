@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 
 IDLE_S = 30.0
 """Seconds that maintenance skips a collection without pending work, unless this process commits to it."""

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from run_cases import CONFIG, Place, order_keys, questions, worlds
 
 from timespine.columnar.parts.part_cache import PartCache
-from timespine.columnar.predicate.column import as_predicate
 from timespine.columnar.predicate.key_set import KeySet
-from timespine.columnar.scan.read_slice import Slice, cut_slices, read_slice_rows
+from timespine.columnar.predicate.where import as_predicate
 from timespine.columnar.scan.scan import parts_readable_as_is, scan
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
+from timespine.columnar.scan.worker_slice import Slice, cut_slices, read_slice_rows
 from timespine.columnar.schema.schema import define
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.model.frontier import Frontier
 
 
 @dataclass(slots=True)
-class UpkeepTiming:
+class MaintenanceTimes:
     """The memory of maintenance of a collection. Only timing: everything else is in the state."""
 
     handle: CollectionHandle

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timespine.columnar.write import batch_envelope
-from timespine.columnar.write.batch_envelope import decode_batch, encode_batch, rewrite
+from timespine.columnar.write import transmit_batch
+from timespine.columnar.write.transmit_batch import decode_batch, encode_batch, rewrite
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.encoding import envelope
 from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
@@ -157,7 +157,7 @@ def test_invalid_batches_are_neither_encoded_nor_decoded(name) -> None:
     batch = NONSENSE[name]
     with pytest.raises(UsageError):
         encode_batch(batch, "orders", 1)
-    letter = msgspec.msgpack.encode(batch_envelope._BatchEnvelope("orders", 1, batch))
+    letter = msgspec.msgpack.encode(transmit_batch._BatchEnvelope("orders", 1, batch))
     with pytest.raises(CorruptionError, match="does not make sense"):
         decode_batch(wrap_payload(EnvelopeKind.BATCH, letter), "orders")
 
@@ -166,7 +166,7 @@ def test_a_batch_of_an_impossible_arity_or_collection_is_neither_sent_nor_taken(
     for collection, arity in [("Orders", 1), ("orders", 0), ("orders", 99)]:
         with pytest.raises(UsageError):
             encode_batch(batch_of(), collection, arity)
-        letter = msgspec.msgpack.encode(batch_envelope._BatchEnvelope(collection, arity, batch_of()))
+        letter = msgspec.msgpack.encode(transmit_batch._BatchEnvelope(collection, arity, batch_of()))
         with pytest.raises(CorruptionError):
             decode_batch(wrap_payload(EnvelopeKind.BATCH, letter), "orders")
     with pytest.raises(UsageError):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from timespine.columnar.predicate.column_conditions import Compare, In, IsNull, Like
+from timespine.columnar.predicate.comparisons import Compare, In, IsNull, Like
 from timespine.columnar.predicate.literal import check_literal
 from timespine.columnar.predicate.parser import Name, parse_predicate, relate
 from timespine.columnar.predicate.predicate import Constant, Native, Predicate

@@ -1,7 +1,7 @@
 """A whole read of a settled run and of few changes to it: rows of other keys pass, row group by row group.
 
-After an upsert, a collection is a large run of rows that are there once (`settled`), and small runs that retract some
-of them and add others. Only rows whose key the small runs have can change. So the small runs are merged first, and
+After an upsert, a collection is a large run of rows that are there once (`settled_run`), and small runs that retract
+some of them and add others. Only rows whose key the small runs have can change. So the small runs are merged first, and
 each task decodes a stretch of row groups of the large one and splits it by the keys of the changes:
 
     rows of other keys                  are given out as they are, in any order
@@ -47,7 +47,8 @@ class ChangedRun(NamedTuple):
 def changed_run(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> ChangedRun | None:
     """Return the runs as a settled run and few changes; None if they are anything else.
 
-    SUBTLE: keys of which two that are equal have other bits (0.0 and -0.0) are left to the merge (test_changed_run.py).
+    SUBTLE: keys of which two that are equal have other bits (0.0 and -0.0) are left to the merge
+    (test_settled_run_with_changes.py).
     """
     types = [request.schema.types[name] for name in request.schema.key_names]
     if len(runs) < 2 or not request.schema.key or any(is_nested(kind) or pa.types.is_floating(kind) for kind in types):

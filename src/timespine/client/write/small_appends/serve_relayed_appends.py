@@ -8,7 +8,7 @@ import msgspec
 
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.commit.relay import Relay
-from timespine.client.context import CollectionHandle
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.append_drafts import RelayedAppends, pending_append
 from timespine.client.write.small_appends.relay_messages import DECODE_REQUEST, AppendRequest, encode_reply
 from timespine.client.write.stage import did_not_commit

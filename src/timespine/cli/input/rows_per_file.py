@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from timespine.cli.error_wording import error_text
-from timespine.cli.input.row_errors import first_line_number
+from timespine.cli.input.find_wrong_row import first_line_number
 from timespine.errors import UsageError
 
 
-class LoadedFiles:
+class RowsPerFile:
     """The Parquet files at a path, in the order of the load."""
 
     def __init__(self, path: Path) -> None:

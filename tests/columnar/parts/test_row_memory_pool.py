@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from stored_part import encoded, opened, rows
 
-from timespine.columnar.parts.row_memory import VARIABLE, row_pool
+from timespine.columnar.parts.row_memory_pool import VARIABLE, row_pool
 
-SHOWN = "from timespine.columnar.parts.row_memory import row_pool; print(row_pool().backend_name)"
+SHOWN = "from timespine.columnar.parts.row_memory_pool import row_pool; print(row_pool().backend_name)"
 
 
 def backend(monkeypatch, chosen):
