@@ -9,6 +9,7 @@ import typer
 import timespine as ts
 from timespine.cli.commands import (
     append_and_load,
+    arrangements,
     backup_and_fence,
     collections,
     evolve,
@@ -44,6 +45,7 @@ VERBS = (
     migrate,
     inspect,
     views,
+    arrangements,
 )
 """The modules of verbs, in the order of the help."""
 

@@ -8,6 +8,7 @@ Inserting adds a batch; it waits only while there are too many. Threads merge ba
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,7 +50,7 @@ class Spine:
         schema: Schema,
         by: Sequence[str] | None = None,
         *,
-        folder: str | CheckpointFolder | None = None,
+        folder: str | os.PathLike[str] | CheckpointFolder | None = None,
         restores: bool = True,
         threads: bool = True,
         memory_bytes: int | None = None,
@@ -63,7 +64,7 @@ class Spine:
         everything else that the process holds counts too.
         """
         self.layout = Layout.of(schema, by)
-        stored = CheckpointFolder(folder, self.layout) if isinstance(folder, str) else folder
+        stored = CheckpointFolder(os.fspath(folder), self.layout) if isinstance(folder, str | os.PathLike) else folder
         empty: SpineLevels[Batch] = SpineLevels(rules or LevelRules())
         self._options: dict[str, Any] = {"threads": threads, "memory_bytes": memory_bytes, "rules": rules}
         self._driver = SpineDriver(
