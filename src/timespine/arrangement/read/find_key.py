@@ -63,7 +63,7 @@ def find(batches: Sequence[Batch], key: Key, counts: FilterCounts) -> list[Hit]:
             counts.range_misses += 1
         return hits
     encoded = key.encoded
-    outside = filtered = searched = 0
+    outside = searched = further = 0
     behind, word = -1, 0
     for batch in batches:
         span = batch.span
@@ -71,12 +71,12 @@ def find(batches: Sequence[Batch], key: Key, counts: FilterCounts) -> list[Hit]:
             around = list(batch.around(key))
             chunks = [chunk for chunk in around if chunk.members.may_contain(key.word(chunk.index.prefix)[0])]
             outside += not around
+            further += len(around) - bool(around)
             searched += len(chunks)
-            filtered += len(around) - len(chunks)
             _search(chunks, key, hits)
             continue
         first, last, prefix, may_contain, chunk = span
-        if last < encoded or (first > encoded and not first.startswith(encoded)):
+        if not first <= encoded <= last and not first.startswith(encoded):
             outside += 1
             continue
         if prefix != behind:
@@ -84,11 +84,11 @@ def find(batches: Sequence[Batch], key: Key, counts: FilterCounts) -> list[Hit]:
         if may_contain(word):
             searched += 1
             _search((chunk,), key, hits)
-        else:
-            filtered += 1
+    # The loop is short: what can be counted afterwards is.
+    inside = len(batches) - outside
     counts.range_misses += outside
-    counts.range_hits += len(batches) - outside
-    counts.member_misses += filtered
+    counts.range_hits += inside
+    counts.member_misses += inside + further - searched
     counts.member_hits += searched
     return hits
 
