@@ -210,6 +210,18 @@ def test_one_key_in_64_batches_of_64_rows_is_read_and_merged_as_a_whole():
             assert (key, [(value["name"], count) for value, count in values]) == ({"id": 7}, expected)
 
 
+def test_the_newest_view_is_made_once_per_state():
+    with Spine(ORDERS, threads=False) as spine:
+        spine.insert(orders([(1, "a")]), upper=Frontier.at(1))
+        view = spine.newest_view()
+        assert spine.newest_view() is view
+        spine.insert(orders([(1, "b")], time=1), upper=Frontier.at(2))
+        assert [row["name"] for row, _ in spine.newest_view().get({"id": 1})] == ["a", "b"]
+        assert [row["name"] for row, _ in view.get({"id": 1})] == ["a"]
+        spine.complete_merges()
+        assert len(spine.newest_view().batches) == 1
+
+
 # Threads.
 
 

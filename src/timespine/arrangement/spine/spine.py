@@ -75,6 +75,7 @@ class Spine:
             memory_bytes,
         )
         self._counts = FilterCounts()
+        self._newest: tuple[SpineLevels[Batch], ArrangementView] | None = None
         if stored is not None:
             try:
                 if restores:
@@ -157,10 +158,17 @@ class Spine:
         return ArrangementView(self.layout, batches, time, self._counts, self._driver.courtesy)
 
     def newest_view(self) -> ArrangementView:
-        """Return the rows as of the last time before the upper: times have one coordinate, and inserts moved it."""
+        """Return the rows as of the last time before the upper: times have one coordinate, and inserts moved it.
+
+        It is made once per state: reads are more frequent than inserts and merges.
+        """
         state, batches = self._driver.state_and_batches()
-        last = None if state.upper is None else state.upper.last_complete()
-        return ArrangementView(self.layout, batches, (last or 0,), self._counts, self._driver.courtesy)
+        known = self._newest
+        if known is None or known[0] is not state:
+            last = None if state.upper is None else state.upper.last_complete()
+            view = ArrangementView(self.layout, batches, (last or 0,), self._counts, self._driver.courtesy)
+            known = self._newest = (state, view)
+        return known[1]
 
     def cursor(self) -> Cursor:
         """Return a cursor at the first key, over all updates with their times.
