@@ -12,6 +12,7 @@ import pyarrow as pa
 
 import timespine as ts
 from bench.arrangement_rows import Figures, Taken, in_turns, rows_of_ids, timed
+from bench.usage import family_cpu_s
 from timespine.columnar.schema.schema import DIFF, TIME
 
 KEY = {"id": "int64"}
@@ -80,7 +81,7 @@ def median_of(calls: list[Callable[[], object]]) -> Taken:
 
 
 def enriched(figures: Figures, folder: Path, count: int) -> None:
-    """Measure `enrich` against joins of Spark, with many probes and with few. What workers do is wall time only."""
+    """Measure `enrich` against joins of Spark, with many probes and with few. The JVM and the workers count."""
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
 
@@ -96,7 +97,8 @@ def enriched(figures: Figures, folder: Path, count: int) -> None:
         table = spark.read.parquet(str(folder / "orders.parquet"))
         for probes in (min(1_000_000, count), 10_000):
             frame = spark.range(probes).select((F.col("id") * 7919 % count).alias("id"))
-            figures.show(f"enrich {probes:,} rows on Spark", in_turns(_joins(frame, table, folder)), "ms", ">= 1.5x")
+            taken = in_turns(_joins(frame, table, folder), cpu=family_cpu_s)
+            figures.show(f"enrich {probes:,} of {count:,} rows on Spark", taken, "ms", ">= 1.5x")
     finally:
         spark.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from contextlib import suppress
@@ -35,6 +36,24 @@ def used() -> Usage:
     asked = _io()
     cpu = sum(each.ru_utime + each.ru_stime for each in times)
     return Usage(cpu, asked.get("rchar", 0) / MB, asked.get("wchar", 0) / MB)
+
+
+def family_cpu_s() -> float:
+    """Return seconds of processor time of this process and of all processes below it, those that ended included.
+
+    Spark works in processes of its own: the JVM is a child of this process, and its Python workers are below it.
+    """
+    parents, spent = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            # The name stands in parentheses, and may have spaces.
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+            spent[int(path.parent.name)] = sum(map(int, fields[11:15]))
+    family = {os.getpid()}
+    while more := {each for each, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(spent.get(each, 0) for each in family) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mb() -> float:

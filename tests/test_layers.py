@@ -25,7 +25,7 @@ ALLOWED = {
     "arrangement": {"client", "columnar", "core", "model", "location"},
     "spark": {"arrangement", "client", "columnar", "core", "model", "location"},
     "views": {"spark", "client", "columnar", "core", "model", "location"},
-    "cli": {"views", "spark", "client", "columnar", "core", "model", "location"},
+    "cli": {"views", "spark", "arrangement", "client", "columnar", "core", "model", "location"},
     "testing": {"views", "arrangement", "client", "columnar", "core", "model", "location"},
 }
 

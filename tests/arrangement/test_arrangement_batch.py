@@ -82,7 +82,7 @@ def test_chunks_are_cut_by_bytes_too():
     names = ["x" * (n % 7) for n in range(100)]
     table = pa.table({"id": range(100), "name": names, "_time": [0] * 100, "_diff": [1] * 100})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk, "CHUNK_BYTES", 300)
+        patch.setattr(chunk, "CHUNK_BYTES", 150)
         made = batch_of(table.cast(ORDERS.update_arrow), Layout.of(ORDERS))
     assert len(made.chunks) > 5
     assert pa.concat_arrays([each.columns["name"] for each in made.chunks]).to_pylist() == names

@@ -7,6 +7,7 @@ import sys
 import threading
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 from assertions import until
 from test_view_as_of import ORDERS, orders
@@ -185,6 +186,40 @@ def test_a_merge_that_fails_loses_nothing_and_is_tried_again():
         assert ids(spine) == list(range(6))
         until(lambda: spine.pause(wait=False) or spine.resume() or spine.is_settled())  # every call merges what it can
         assert sum(slot["failures"] for slot in spine.metrics()["levels"]) == 2
+
+
+def test_one_key_in_64_batches_of_64_rows_is_read_and_merged_as_a_whole():
+    expected = [(f"{n:04}", 1) for n in range(64 * 64)]
+    tables = [orders([(7, f"{n:04}") for n in range(part, 64 * 64, 64)]) for part in range(64)]
+    with Spine(ORDERS, threads=False) as spine:
+        spine.pause()
+        for table in tables:
+            spine.insert(table)
+        before = spine.view()
+        assert len(before.batches) == 64
+        spine.resume()
+        spine.complete_merges()
+        after = spine.view()
+        assert len(after.batches) == 1
+        for view in (before, after):
+            assert [(row["name"], count) for row, count in view.get({"id": 7})] == expected
+            found = [view.fetch([{"id": 7}, {"id": 8}]), pa.concat_tables(view.scan(rows=100))]
+            for rows in found:
+                assert list(zip(rows["name"].to_pylist(), rows["_diff"].to_pylist(), strict=True)) == expected
+            ((key, values),) = view.items()
+            assert (key, [(value["name"], count) for value, count in values]) == ({"id": 7}, expected)
+
+
+def test_the_newest_view_is_made_once_per_state():
+    with Spine(ORDERS, threads=False) as spine:
+        spine.insert(orders([(1, "a")]), upper=Frontier.at(1))
+        view = spine.newest_view()
+        assert spine.newest_view() is view
+        spine.insert(orders([(1, "b")], time=1), upper=Frontier.at(2))
+        assert [row["name"] for row, _ in spine.newest_view().get({"id": 1})] == ["a", "b"]
+        assert [row["name"] for row, _ in view.get({"id": 1})] == ["a"]
+        spine.complete_merges()
+        assert len(spine.newest_view().batches) == 1
 
 
 # Threads.

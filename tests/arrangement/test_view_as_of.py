@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spine_cases import counted, key_tables, scalar_key, spines, times, tiny
 
-from timespine.arrangement.batch import chunk
+from timespine.arrangement.batch import chunk, combine_chunks
 from timespine.arrangement.batch.batch import batch_of
 from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.read import view_as_of
-from timespine.arrangement.read.find_key import YIELD_EVERY, Courtesy
+from timespine.arrangement.read.find_key import YIELD_EVERY, Courtesy, KeySearch
 from timespine.arrangement.read.view_as_of import ArrangementView
+from timespine.columnar.kernels.find_keys import locate_key
 from timespine.columnar.schema.schema import define
 from timespine.errors import UsageError
 from timespine.testing.spine_model import model_rows
@@ -149,6 +150,49 @@ def test_absent_keys_search_no_chunk():
     assert (counts.member_misses, counts.member_hits, counts.range_misses) == (5, 0, 5)
     assert len(shown.get({"id": 3000})) == 1
     assert counts.member_hits == 1
+
+
+def id_of(hit):
+    return id(hit[0])
+
+
+@given(st.data())
+def test_filters_are_counted_as_if_every_chunk_were_asked(data):
+    with tiny(set_rows=data.draw(st.sampled_from([0, 24]))):
+        spine = data.draw(spines())
+        keys = data.draw(key_tables(spine))
+        counts, plain = FilterCounts(), FilterCounts()
+        shown = ArrangementView(spine.layout, spine.batches, data.draw(times(spine.layout)))
+        search = KeySearch(spine.batches, counts)
+        for place in range(keys.num_rows):
+            key = shown.key_of(scalar_key(keys, place))
+            hits = search.find(key)
+            found = []
+            for batch in spine.batches:
+                around = [each for each in batch.chunks if each.covers(key)]
+                asked = [each for each in around if each.members.may_contain(key.word(each.index.prefix)[0])]
+                plain.range_hits += bool(around)
+                plain.range_misses += not around
+                plain.member_hits += len(asked)
+                plain.member_misses += len(around) - len(asked)
+                located = [(each, *locate_key(each.index, key)) for each in around]
+                found += [(each, lower, upper) for each, lower, upper in located if lower < upper]
+            assert sorted(hits, key=id_of) == sorted(found, key=id_of)
+        if len(spine.batches) == 1:  # which is searched without its filter
+            plain.member_hits = plain.member_misses = 0
+        assert counts == plain
+
+
+def test_rows_that_count_once_share_counts_that_cannot_be_changed():
+    shown = view_of(orders([(n, "") for n in range(100)]))
+    first, second = (table.column("_diff").chunk(0) for _ in range(2) for table in shown.scan())
+    assert first.buffers()[1].address == second.buffers()[1].address
+    assert first.to_pylist() == [1] * 100
+    with pytest.raises(ValueError, match="read-only"):
+        combine_chunks._ones(50)[0] = 2
+    with mock.patch.object(combine_chunks, "CHUNK_ROWS", 10):
+        assert combine_chunks._ones(1 << 22).sum() == 1 << 22
+        assert len(combine_chunks._shared_ones) < 1 << 22
 
 
 def test_keys_are_the_first_arranged_columns_and_of_their_types():

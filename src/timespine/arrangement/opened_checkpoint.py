@@ -7,6 +7,7 @@ owns the folder deletes none of its files.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,10 +15,13 @@ from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.batch.batch_file import FileFacts, open_batch
 from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
+from timespine.arrangement.follow.checkpoint_origin import decode_origin
 from timespine.arrangement.manifest import StoredCheckpoint, pin_manifest
 from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view_as_of import ArrangementView
+from timespine.client.time_args import unwrap_time
 from timespine.columnar.schema.schema import Schema
+from timespine.core.arrangement.levels import LevelRules, level_of
 from timespine.errors import CorruptionError, NotSealed, SinceError, StoreClosed, UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time, check_time
@@ -73,8 +77,10 @@ class OpenedCheckpoint(ArrangedReads):
         """Return the mapped batches."""
         return self._batches
 
-    def at(self, as_of: Time) -> ArrangementView:
-        """Return the rows as of another time that it has."""
+    def at(self, as_of: Time | None = None) -> ArrangementView:
+        """Return the rows as of a time that it has; the newest, if none is given."""
+        if as_of is None:
+            return self._view()
         time = check_time(as_of, self._layout.schema.arity)
         if self.since is not None and not self.since.less_equal(time):
             raise SinceError(time, self.since)
@@ -114,6 +120,30 @@ class OpenedCheckpoint(ArrangedReads):
             **{name.replace("_", " "): getattr(self._counts, name) for name in FilterCounts.__slots__},
         }
 
+    def describe(self) -> dict[str, Any]:
+        """Return what it has, without reading rows: the columns, the frontiers, its files, and these by level.
+
+        A level is that of the rows of a file by the default bounds (`Config.arrangement_level_rows`).
+        """
+        stored = self._pinned.stored
+        origin = decode_origin(stored)
+        sizes = {each.name: each.size for each in stored.files}
+        files = [_file_facts(batch, sizes) for batch in self._batches]
+        return {
+            "folder": self.folder,
+            "number": self.number,
+            "collection": None if origin is None else origin.collection,
+            "since": self.since,
+            "upper": self.upper,
+            "arranged_by": list(self._layout.by),
+            "columns": {name: str(kind) for name, kind in self._layout.schema.types.items()},
+            "is_dirty": stored.is_dirty,
+            "rows": sum(batch.rows for batch in self._batches),
+            "bytes": sum(batch.nbytes for batch in self._batches),
+            "levels": [_level_facts(level, files) for level in sorted({each["level"] for each in files})],
+            "files": files,
+        }
+
     def close(self) -> None:
         """Let its files be deleted. Views that were taken keep theirs."""
         self._is_closed = True
@@ -127,6 +157,28 @@ class OpenedCheckpoint(ArrangedReads):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _file_facts(batch: Batch, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return what the footer of a file says."""
+    assert batch.file is not None
+    return {
+        "file": batch.file,
+        "level": level_of(LevelRules(), batch, is_merged=False),
+        "rows": batch.rows,
+        "negatives": batch.negatives,
+        "chunks": len(batch.chunks),
+        "size": sizes[batch.file],
+        "earliest": unwrap_time(batch.earliest),
+        "latest": unwrap_time(batch.latest),
+    }
+
+
+def _level_facts(level: int, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums over the files of a level."""
+    there = [each for each in files if each["level"] == level]
+    sums = {name: sum(each[name] for each in there) for name in ("rows", "negatives", "size")}
+    return {"level": level, "files": len(there), **sums}
 
 
 def _layout(stored: StoredCheckpoint) -> Layout:

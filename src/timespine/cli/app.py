@@ -10,6 +10,7 @@ import timespine as ts
 from timespine.cli.command_group import CommandGroup
 from timespine.cli.commands import (
     append_and_load,
+    arrangements,
     backup_and_fence,
     collections,
     evolve,
@@ -44,6 +45,7 @@ VERBS = (
     migrate_postgres,
     inspect,
     views,
+    arrangements,
 )
 """The modules of verbs, in the order of the help."""
 

@@ -84,6 +84,21 @@ class Timeline(enum.StrEnum):
     counter = "counter"
 
 
+class Multiplicity(enum.StrEnum):
+    """The output of a row that counts more than once."""
+
+    rows = "rows"
+    column = "column"
+
+
+MultiplicityOption = Annotated[
+    Multiplicity,
+    typer.Option(
+        "--multiplicity",
+        help="Repeat each row by its count, or print it once with its count in the column _diff.",
+    ),
+]
+
 TimelineOption = Annotated[
     Timeline,
     typer.Option("--timeline", help="Times are milliseconds of the wall clock, or count 0, 1, 2."),

@@ -140,13 +140,20 @@ class Chunk:
 
 def chunks_of(table: pa.Table, layout: Layout) -> list[Chunk]:
     """Cut a consolidated update table into chunks."""
+    times = tuple(single(table.column(name)).to_numpy() for name in layout.schema.time_names)
+    return cut_chunks(table.select(layout.schema.names), times, single(table.column(DIFF)).to_numpy(), layout)
+
+
+def cut_chunks(
+    rows: pa.Table, times: Coordinates | Time, diffs: NDArray[np.int64] | None, layout: Layout
+) -> list[Chunk]:
+    """Cut consolidated rows into chunks, with times by coordinate or one time for all; without diffs, all are +1."""
     chunks = []
-    cuts = _cuts(table)
-    for start, stop in pairwise(cuts):
-        part = table if stop - start == table.num_rows else table.slice(start, stop - start)
+    for start, stop in pairwise(_cuts(rows)):
+        part = rows if stop - start == rows.num_rows else rows.slice(start, stop - start)
         columns = {name: _owned(single(part.column(name))) for name in layout.schema.names}
-        times = tuple(single(part.column(name)).to_numpy() for name in layout.schema.time_names)
-        chunks.append(chunk_of(columns, times, single(part.column(DIFF)).to_numpy(), layout))
+        own = tuple(each if isinstance(each, int) else each[start:stop] for each in times)
+        chunks.append(chunk_of(columns, own, None if diffs is None else diffs[start:stop], layout))  # type: ignore[arg-type]
     return chunks
 
 

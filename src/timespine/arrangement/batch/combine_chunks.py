@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.arrangement.batch.chunk import Chunk, Coordinates
+from timespine.arrangement.batch.chunk import CHUNK_ROWS, Chunk, Coordinates
 from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.kernels.comparable_words import absolute_words
 from timespine.columnar.kernels.consolidate import consolidate_words
@@ -61,8 +61,23 @@ class SortedUpdates(NamedTuple):
     """The number of updates."""
 
     def diff_array(self) -> NDArray[np.int64]:
-        """Return their diffs, one by one."""
-        return np.ones(self.rows, np.int64) if self.diffs is None else self.diffs.astype(np.int64, copy=False)
+        """Return their diffs, one by one; not to be written to."""
+        return _ones(self.rows) if self.diffs is None else self.diffs.astype(np.int64, copy=False)
+
+
+_shared_ones = np.ones(0, np.int64)
+
+
+def _ones(rows: int) -> NDArray[np.int64]:
+    """Return as many ones. They are a part of one array, so that a scan of rows that count once writes no memory."""
+    global _shared_ones
+    ones = _shared_ones
+    if len(ones) < rows:
+        ones = np.ones(rows, np.int64)
+        ones.flags.writeable = False
+        if rows <= CHUNK_ROWS:
+            _shared_ones = ones
+    return ones[:rows]
 
 
 def piece_between(chunk: Chunk, start: int, stop: int) -> Piece:
@@ -152,7 +167,7 @@ def _consolidated(
     words, is_exact = _words(pieces, layout.by[0])
     order = [columns[name] for name in layout.order]
     order += [pa.array(each) for each in times]
-    diffs = [np.ones(piece.rows, np.int64) if piece.diffs is None else piece.diffs for piece in pieces]
+    diffs = [_ones(piece.rows) if piece.diffs is None else piece.diffs for piece in pieces]
     index, sums = consolidate_words(words, is_exact, order, np.concatenate(diffs).astype(np.int64, copy=False))
     return index, sums, columns
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -138,10 +139,7 @@ class WordBloom:
 
     def may_contain(self, word: int) -> bool:
         """Return whether the chunk may have a row of that word."""
-        word ^= word >> 32
-        mixed = word * _MIX & _WRAP
-        mixed ^= mixed >> 29
-        mixed = mixed * _MIX & _WRAP
+        mixed = _mixed_word(word)
         size, bits = self._size, self._bits
         place = (mixed >> 32) * size >> 32
         if not bits[place >> 3] >> (place & 7) & 1:
@@ -150,8 +148,17 @@ class WordBloom:
         return bool(bits[place >> 3] >> (place & 7) & 1)
 
 
+@lru_cache(maxsize=16)
+def _mixed_word(word: int) -> int:
+    """Spread a word over all numbers. A get asks the filters of all batches for one word: it is spread once."""
+    word ^= word >> 32
+    mixed = word * _MIX & _WRAP
+    mixed ^= mixed >> 29
+    return mixed * _MIX & _WRAP
+
+
 def _mixed(words: Words) -> NDArray[np.uint64]:
-    """Spread words over all numbers. SUBTLE: `may_contain` does the same for one word (test_a_filter_never_says_no)."""
+    """Spread words over all numbers. SUBTLE: `_mixed_word` does the same for one (test_a_filter_never_says_no)."""
     mixed = words ^ (words >> np.uint64(32))
     mixed *= np.uint64(_MIX)
     mixed ^= mixed >> np.uint64(29)

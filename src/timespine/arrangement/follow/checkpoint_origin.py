@@ -51,15 +51,20 @@ def origin_of(collection: str, question: Question) -> CheckpointOrigin:
     return CheckpointOrigin(collection, question.by, question.columns, question.condition, question.history)
 
 
+def decode_origin(stored: StoredCheckpoint) -> CheckpointOrigin | None:
+    """Decode the origin of a checkpoint; None if its rows are of no collection."""
+    try:
+        return None if stored.origin is None else _decoder.decode(stored.origin)
+    except (msgspec.MsgspecError, UsageError) as error:
+        raise CorruptionError("the origin of a checkpoint does not make sense") from error
+
+
 def misfit(stored: StoredCheckpoint, wanted: CheckpointOrigin, schema: Schema, state: State) -> str | None:
     """Return why a checkpoint does not fit a collection as it is now; None if it fits.
 
     Raises a UsageError if it is of another arrangement altogether: its folder must not be taken from it.
     """
-    try:
-        found = None if stored.origin is None else _decoder.decode(stored.origin)
-    except (msgspec.MsgspecError, UsageError) as error:
-        raise CorruptionError("the origin of a checkpoint does not make sense") from error
+    found = decode_origin(stored)
     if found is None or msgspec.structs.replace(found, commit=None) != wanted:
         raise UsageError("the folder has checkpoints of another arrangement: use another folder")
     if stored.schema != schema.encode():

@@ -20,7 +20,7 @@ from timespine.arrangement.batch.combine_chunks import Piece, SortedUpdates, fol
 from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.batch.walk_batches import Walk, position_of, rows_until, step_back
-from timespine.arrangement.read.find_key import find
+from timespine.arrangement.read.find_key import KeySearch
 from timespine.columnar.kernels.comparable_words import Key, compare
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.key_encoding import encode_arrow_scalar
@@ -134,7 +134,7 @@ class WindowSource:
         """The time of all values; None if values have times of their own."""
         self._batches = batches
         self._since = since
-        self._counts = counts
+        self._search = KeySearch(batches, counts)
         self.rows = sum(batch.rows for batch in batches)
         """Updates of all batches."""
 
@@ -149,7 +149,7 @@ class WindowSource:
 
     def of_key(self, key: Key) -> KeyWindow:
         """Make the window of one key, found through the filters."""
-        return self._window([piece_between(*hit) for hit in find(self._batches, key, self._counts)], None)
+        return self._window([piece_between(*hit) for hit in self._search.find(key)], None)
 
     def rows_before(self, key: Key, *, inclusive: bool) -> int:
         """Return the number of updates of the keys before one; with `inclusive`, also of it."""

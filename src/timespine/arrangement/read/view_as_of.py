@@ -19,7 +19,15 @@ from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.batch.walk_batches import Walk
 from timespine.arrangement.read.cursor import Cursor, items
-from timespine.arrangement.read.find_key import SUMMED_MAX, Courtesy, Hit, find, needs_no_sum, settled_rows, summed_rows
+from timespine.arrangement.read.find_key import (
+    SUMMED_MAX,
+    Courtesy,
+    Hit,
+    KeySearch,
+    needs_no_sum,
+    settled_rows,
+    summed_rows,
+)
 from timespine.arrangement.read.key_window import WindowSource
 from timespine.client.engine_interface import repeat_by_diff
 from timespine.columnar.ingest.cast import cast_column
@@ -65,12 +73,13 @@ class ArrangementView:
         self.as_of = check_time(as_of, layout.schema.arity)
         """The time of the rows."""
         self._counts = counts if counts is not None else FilterCounts()
+        self._search = KeySearch(self.batches, self._counts)
         self._courtesy = courtesy if courtesy is not None else Courtesy()
 
     def get(self, key: Mapping[str, Any]) -> list[tuple[dict[str, Any], int]]:
         """Return the rows of a key in order, each with its count. It may name only the first arranged columns."""
         self._courtesy.pause()
-        hits = find(self.batches, self.key_of(key), self._counts)
+        hits = self._search.find(self.key_of(key))
         if not hits:
             return []
         try:
@@ -94,7 +103,7 @@ class ArrangementView:
     def lookup(self, key: Mapping[str, Any]) -> pa.Table:
         """Return the rows of one key as a table, in order, each as often as it counts."""
         self._courtesy.pause()
-        hits = find(self.batches, self.key_of(key), self._counts)
+        hits = self._search.find(self.key_of(key))
         schema = self.layout.schema
         if needs_no_sum(hits, self.as_of) and hits[0][0].diffs is None:
             chunk, lower, upper = hits[0]

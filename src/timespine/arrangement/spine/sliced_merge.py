@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from timespine.arrangement.batch import chunk as chunks
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.chunk import Chunk, chunks_of
+from timespine.arrangement.batch.chunk import Chunk, Coordinates, cut_chunks
 from timespine.arrangement.batch.combine_chunks import SortedUpdates, advance, fold_times, piece_between
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.batch.walk_batches import Walk
 from timespine.arrangement.spine.retention_filters import RetentionFilters
-from timespine.columnar.schema.schema import DIFF
 from timespine.core.batch import wrap_int64
 from timespine.errors import CorruptionError
 from timespine.model.frontier import Frontier, advance_by
+from timespine.model.time import Time
 
 PASSED = 4
 """The reciprocal of the part of a full chunk from which a chunk that stands alone passes without a copy."""
@@ -124,8 +124,10 @@ class SlicedMerge:
     def _flush(self) -> None:
         if not self._pending:
             return
-        tables = [_update_table(each, self._layout) for each in self._pending]
-        self._put_out.extend(chunks_of(pa.concat_tables(tables), self._layout))
+        pending, names = self._pending, self._layout.schema.names
+        rows = {name: pa.chunked_array([each.columns[name] for each in pending]) for name in names}
+        diffs = np.concatenate([each.diff_array() for each in pending])
+        self._put_out.extend(cut_chunks(pa.table(rows), _times(pending), diffs, self._layout))
         self._pending, self._pending_rows = [], 0
 
 
@@ -143,11 +145,12 @@ def merge_batches(
     return merge.finish()
 
 
-def _update_table(updates: SortedUpdates, layout: Layout) -> pa.Table:
-    """Return updates as a table with times and diffs."""
-    columns = [updates.columns[name] for name in layout.schema.names]
-    for times in updates.times:
-        columns.append(pa.array(np.broadcast_to(np.asarray(times, np.int64), updates.rows)))
-    columns.append(pa.array(updates.diff_array()))
-    names = [*layout.schema.names, *layout.schema.time_names, DIFF]
-    return pa.Table.from_arrays(columns, names=names)
+def _times(updates: Sequence[SortedUpdates]) -> Coordinates | Time:
+    """Return the times of all updates by coordinate, or the time of all: that one takes no memory."""
+    first = updates[0].times
+    if all(isinstance(each.times[0], int) and each.times == first for each in updates):
+        return first
+    return tuple(
+        np.concatenate([np.broadcast_to(np.asarray(each.times[place], np.int64), each.rows) for each in updates])
+        for place in range(len(first))
+    )

@@ -8,6 +8,7 @@ Inserting adds a batch; it waits only while there are too many. Threads merge ba
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,7 +50,7 @@ class Spine:
         schema: Schema,
         by: Sequence[str] | None = None,
         *,
-        folder: str | CheckpointFolder | None = None,
+        folder: str | os.PathLike[str] | CheckpointFolder | None = None,
         restores: bool = True,
         threads: bool = True,
         memory_bytes: int | None = None,
@@ -63,7 +64,7 @@ class Spine:
         everything else that the process holds counts too.
         """
         self.layout = Layout.of(schema, by)
-        stored = CheckpointFolder(folder, self.layout) if isinstance(folder, str) else folder
+        stored = CheckpointFolder(os.fspath(folder), self.layout) if isinstance(folder, str | os.PathLike) else folder
         empty: SpineLevels[Batch] = SpineLevels(rules or LevelRules())
         self._options: dict[str, Any] = {"threads": threads, "memory_bytes": memory_bytes, "rules": rules}
         self._driver = SpineDriver(
@@ -74,6 +75,7 @@ class Spine:
             memory_bytes,
         )
         self._counts = FilterCounts()
+        self._newest: tuple[SpineLevels[Batch], ArrangementView] | None = None
         if stored is not None:
             try:
                 if restores:
@@ -156,10 +158,17 @@ class Spine:
         return ArrangementView(self.layout, batches, time, self._counts, self._driver.courtesy)
 
     def newest_view(self) -> ArrangementView:
-        """Return the rows as of the last time before the upper: times have one coordinate, and inserts moved it."""
+        """Return the rows as of the last time before the upper: times have one coordinate, and inserts moved it.
+
+        It is made once per state: reads are more frequent than inserts and merges.
+        """
         state, batches = self._driver.state_and_batches()
-        last = None if state.upper is None else state.upper.last_complete()
-        return ArrangementView(self.layout, batches, (last or 0,), self._counts, self._driver.courtesy)
+        known = self._newest
+        if known is None or known[0] is not state:
+            last = None if state.upper is None else state.upper.last_complete()
+            view = ArrangementView(self.layout, batches, (last or 0,), self._counts, self._driver.courtesy)
+            known = self._newest = (state, view)
+        return known[1]
 
     def cursor(self) -> Cursor:
         """Return a cursor at the first key, over all updates with their times.

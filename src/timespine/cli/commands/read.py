@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Annotated, Any
@@ -16,6 +15,8 @@ from timespine.cli.options import (
     AsOf,
     Columns,
     Limit,
+    Multiplicity,
+    MultiplicityOption,
     Name,
     Output,
     StorePath,
@@ -49,13 +50,6 @@ Timeout = Annotated[
 ]
 
 
-class Multiplicity(enum.StrEnum):
-    """The output of a row that counts more than once."""
-
-    rows = "rows"
-    column = "column"
-
-
 def add_commands(app: typer.Typer) -> None:
     """Add the verbs."""
     app.command("snapshot")(snapshot_verb)
@@ -72,13 +66,7 @@ def snapshot_verb(
     columns: Columns = None,
     where: Where = None,
     limit: Limit = None,
-    multiplicity: Annotated[
-        Multiplicity,
-        typer.Option(
-            "--multiplicity",
-            help="Repeat each row by its count, or print it once with its count in the column _diff.",
-        ),
-    ] = Multiplicity.rows,
+    multiplicity: MultiplicityOption = Multiplicity.rows,
     wait: Wait = 0.0,
     output: Output = None,
     to: To = None,

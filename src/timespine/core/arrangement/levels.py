@@ -253,12 +253,13 @@ def merges_done(levels: SpineLevels[B]) -> int:
 
 def is_due(levels: SpineLevels[B], level: int, resources: Resources) -> bool:
     """Tell whether a merge of a level may start."""
-    slot = levels.slots[level]
+    slot, enough = levels.slots[level], levels.rules.merge_min[level]
+    is_early = merges_early(resources)
+    if len(slot.entries) < enough and not is_early:
+        return False  # the answer for most levels, at every insert
     if levels.pauses or levels.gives_way or slot.merging:
         return False
-    if len(slot.loose) >= levels.rules.merge_min[level]:
-        return True
-    return merges_early(resources) and any(batch.in_memory for batch in slot.loose)
+    return len(slot.loose) >= enough or (is_early and any(batch.in_memory for batch in slot.loose))
 
 
 def due_levels(levels: SpineLevels[B], resources: Resources) -> tuple[int, ...]:
