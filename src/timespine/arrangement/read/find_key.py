@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any
 
+from timespine.cached_property import cached_property
 from timespine.arrangement.batch.batch import Batch, Span
 from timespine.arrangement.batch.chunk import Chunk
 from timespine.arrangement.batch.key_filters import FilterCounts

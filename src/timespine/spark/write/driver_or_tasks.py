@@ -11,7 +11,7 @@ import pyarrow as pa
 from timespine.client.engine_interface import AppendTime, CollectionHandle, CommandStep, Step, append_runs_step
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
-from timespine.spark.setup.worker_python import check_workers
+from timespine.spark.setup.worker_python import check_workers, is_connect
 from timespine.spark.type_mapping import from_spark_batch
 from timespine.spark.write.write_job import TaskAnswer, WriteJob
 from timespine.spark.write.write_task import ANSWER_DDL, append_task, with_column_names
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 SMALL_ROWS = 50_000
 """The most rows that the driver writes itself: a job of the executors takes longer than these."""
+
+SHARE_MIN = 1_000
+"""The least share of `SMALL_ROWS` per partition for which collecting shares is worth a try."""
+
+RDD_PLAN = "org.apache.spark.sql.execution.LogicalRDD"
+"""The plan of a DataFrame that is an RDD of rows: Spark gives each micro-batch to `foreachBatch` as one."""
 
 
 @contextlib.contextmanager
@@ -43,12 +49,39 @@ def evaluate_once(frame: DataFrame) -> Iterator[None]:
 
 
 def collect_if_small(frame: DataFrame, schema: Schema) -> pa.Table | None:
-    """Bring all rows to the driver if they are few; None if they are not."""
-    table = frame.limit(SMALL_ROWS + 1).toArrow()
+    """Bring all rows to the driver if they are few; None if they are not. The rows are cached (`evaluate_once`)."""
+    table = _collect_shares(frame)
+    if table is None:
+        table = frame.limit(SMALL_ROWS + 1).toArrow()
     if table.num_rows > SMALL_ROWS:
         return None
     batches = [from_spark_batch(batch, schema) for batch in table.to_batches()]
     return pa.concat_tables(batches) if batches else table
+
+
+def _collect_shares(frame: DataFrame) -> pa.Table | None:
+    """Collect the rows of a micro-batch by one stage; None if that does not tell whether these are all rows.
+
+    A limit has a second stage, which gathers the rows of all partitions. Here each partition sends its share of
+    `SMALL_ROWS` and one row more. If all of them together are not more than one share, these are all rows; if they are
+    more than `SMALL_ROWS`, the batch is not small.
+    """
+    partitions = _batch_partitions(frame)
+    share = SMALL_ROWS // max(partitions, 1)
+    if partitions == 0 or share < SHARE_MIN:
+        return None
+    # The lower 33 bits of the id count the rows of a partition.
+    table = frame.where(f"(monotonically_increasing_id() & {(1 << 33) - 1}) <= {share}").toArrow()
+    return table if table.num_rows <= share or table.num_rows > SMALL_ROWS else None
+
+
+def _batch_partitions(frame: DataFrame) -> int:
+    """Count the partitions of a micro-batch; 0 if the DataFrame is none, since Spark would have to plan it first."""
+    if is_connect(frame.sparkSession):
+        return 0
+    given: Any = frame
+    plan = given._jdf.queryExecution().logical()
+    return int(plan.rdd().getNumPartitions()) if plan.getClass().getName() == RDD_PLAN else 0
 
 
 def range_columns(columns: Sequence[str], schema: Schema) -> list[str]:
