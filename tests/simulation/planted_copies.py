@@ -10,7 +10,6 @@ from mutations import bug, in_copies, patched
 from timespine.client.backup import copy_store, restore_store, store_cut
 from timespine.client.backup.copy_blobs import NeededBlob
 from timespine.client.backup.copy_target import CopyTarget
-from timespine.client.backup.past_cut import PastStore
 from timespine.errors import Contention
 from timespine.location.consensus import read_heads
 
@@ -100,16 +99,6 @@ def a_copy_leaves_what_it_needs_no_longer() -> Iterator[None]:
         return 0
 
     with patched(CopyTarget, "prune", prune):
-        yield
-
-
-@in_copies
-@bug
-def a_transaction_over_a_dropped_collection_counts_as_torn() -> Iterator[None]:
-    def dropped_before(self, names, at_ms):
-        return {}
-
-    with patched(PastStore, "_dropped_before", dropped_before):
         yield
 
 

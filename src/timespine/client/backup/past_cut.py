@@ -66,12 +66,12 @@ class PastStore:
         `exact` names a collection and the state that it must have.
         """
         names = self._catalog_at(at_ms)
-        ids = {entry.id for entry in names.entries.values()}
+        ids = [entry.id for entry in names.entries.values()]
         last = {id: _last_before(self.logs[id], at_ms) if id in self.logs else None for id in ids}
         if exact is not None:
             last[exact[0]] = exact[1]
         chosen = {id: seqno for id, seqno in last.items() if seqno is not None}
-        if lost := sorted(ids - chosen.keys()):
+        if lost := [id for id in ids if id not in chosen]:
             raise _too_old(f"the log of {lost[0]} begins later")
         moved = self._without_torn(chosen, self._dropped_before(names, at_ms))
         if exact is not None and moved[exact[0]] != exact[1]:
