@@ -11,6 +11,7 @@ REAL_HISTORIES ?= 300
 SPINE_HISTORIES ?= 2000
 ARRANGEMENT_HISTORIES ?= 500
 VIEW_HISTORIES ?= 300
+COPY_HISTORIES ?= 200
 SEED ?= 0
 FLAVOUR ?= mixed
 
@@ -51,7 +52,7 @@ demo-local: $(VENV)/.runtime            ## a small history on the embedded store
 
 test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
 
-check: lint            ## the quick version: lint, types, unit tests, 1,890 histories
+check: lint            ## the quick version: lint, types, unit tests, 1,920 histories
 	$(RUN) $(PYTEST) tests
 	$(RUN) -m timespine.testing.simulate --histories 500 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories 500 --jobs $(JOBS)
@@ -62,6 +63,7 @@ check: lint            ## the quick version: lint, types, unit tests, 1,890 hist
 	$(RUN) -m timespine.testing.simulate --flavour arrangements --histories 50 --ops 40 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour bucket --histories 200 --ops 40 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour views --histories 40 --ops 30 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour copies --histories 30 --ops 20 --jobs $(JOBS)
 
 lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents and docstrings
 	$(VENV)/bin/ruff check .
@@ -84,9 +86,9 @@ $(VENV)/spark-classes.jsa: | $(VENV)/.dev
 spark: $(VENV)/.dev $(VENV)/spark-classes.jsa            ## reads, writes, streams and merges on Spark, and executors that are killed
 	$(RUN) $(PYTEST) --dist loadfile tests/spark
 
-determinism: $(VENV)/.dev            ## 360 seeds replay identically, whatever the hash seed
-	@for flavour in mixed schemas streams kept stores arrangements spines bucket views; do \
-	case $$flavour in stores|arrangements|views) count=20;; *) count=50;; esac; \
+determinism: $(VENV)/.dev            ## 380 seeds replay identically, whatever the hash seed
+	@for flavour in mixed schemas streams kept stores arrangements spines bucket views copies; do \
+	case $$flavour in stores|arrangements|views|copies) count=20;; *) count=50;; esac; \
 	digest='s/.*digest": "\([0-9a-f]*\).*/\1/'; \
 	PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories $$count --jobs $(JOBS) --json > $(VENV)/first.json & \
 	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories $$count --jobs 1 --json | sed "$$digest"); \
@@ -97,7 +99,7 @@ determinism: $(VENV)/.dev            ## 360 seeds replay identically, whatever t
 planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
 	$(RUN) $(PYTEST) tests/simulation/test_planted.py -m slow
 
-sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket and views: make sim HISTORIES=20000 SEED=0
+sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket, views and copies: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 30 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 40 --seed $(SEED) --jobs $(JOBS)
@@ -108,6 +110,7 @@ sim: $(VENV)/.dev            ## many simulated histories, of the core, of stream
 	$(RUN) -m timespine.testing.simulate --flavour spines --real --histories 200 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour bucket --histories $(HISTORIES) --ops 40 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour views --histories $(VIEW_HISTORIES) --ops 30 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour copies --histories $(COPY_HISTORIES) --ops 20 --seed $(SEED) --jobs $(JOBS)
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
 	$(RUN) -m timespine.testing.simulate --real --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
@@ -127,12 +130,13 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	$(RUN) -m timespine.testing.simulate --flavour spines --histories 50000 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour bucket --histories 300000 --ops 80 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour views --histories 10000 --ops 40 --seed 1000000 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour copies --histories 20000 --ops 40 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py
 	EXAMPLES_TIMES=50 $(RUN) -m pytest tests/client/write/change tests/client/catalog/test_create_in_transaction.py tests/cli/test_cli_processes.py tests/views/test_engine.py tests/views/test_every_time.py tests/views/test_delta.py tests/arrangement/test_cursor.py
 	$(RUN) tests/simulation/planted.py
-	REMOTE_KILLS=20 $(RUN) -m pytest tests/crash/test_remote_kills.py tests/crash/test_stream_kills.py
+	REMOTE_KILLS=20 $(RUN) -m pytest tests/crash/test_remote_kills.py tests/crash/test_stream_kills.py tests/location/bucket/test_bucket_faults.py tests/location/test_stores_under_faults.py
 	$(RUN) -m pytest tests/spark -m slow
 	for round in 1 2 3 4; do $(RUN) -m pytest tests/spark/test_cluster.py || exit 1; done
 

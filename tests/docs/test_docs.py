@@ -47,6 +47,7 @@ PLANTED = "".join(
         "planted_following.py",
         "planted_checkpoints.py",
         "planted_kept.py",
+        "planted_copies.py",
         "planted_views.py",
     )
 )

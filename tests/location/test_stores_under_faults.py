@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections import Counter
 
@@ -66,7 +67,7 @@ def place(request, moto):
         yield opened
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("REMOTE_KILLS", "1"))))
 def test_appends_and_upserts_are_in_once_or_not_at_all(seed, place):
     chance = random.Random(seed)
     kept, doubtful = {}, {}

@@ -106,6 +106,15 @@ def in_kept(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]
     return plant
 
 
+COPIES: set[str] = set()
+"""The bugs that histories of copies and restores are to meet."""
+
+
+def in_copies(plant: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    COPIES.add(plant.__name__)
+    return plant
+
+
 BUCKET: set[str] = set()
 """The bugs that histories of a bucket alone are to meet."""
 

@@ -7,7 +7,7 @@ in `planted_streams.py`, those of the client in `planted_client.py`, those of tu
 `planted_turns.py`, those of the relay in `planted_relay.py`, those of spines of arrangements in
 `planted_spines.py`, those of a bucket alone in `planted_bucket.py`, those of views in
 `planted_views.py`, those of deleted data in `planted_kept.py`, those of checkpoints of arrangements in
-`planted_checkpoints.py`.
+`planted_checkpoints.py`, those of copies and restores in `planted_copies.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import msgspec
 import planted_bucket  # noqa: F401 (for the bugs in it)
 import planted_checkpoints  # noqa: F401 (for the bugs in it)
 import planted_client  # noqa: F401 (for the bugs in it)
+import planted_copies  # noqa: F401 (for the bugs in it)
 import planted_following  # noqa: F401 (for the bugs in it)
 import planted_kept  # noqa: F401 (for the bugs in it)
 import planted_relay  # noqa: F401 (for the bugs in it)
@@ -35,6 +36,7 @@ from mutations import (
     ARRANGEMENTS,
     BUCKET,
     BUGS,
+    COPIES,
     KEPT,
     REAL,
     REAL_SPINES,
@@ -84,6 +86,7 @@ from timespine.core.transitions import (
 from timespine.errors import UpperMismatch
 from timespine.model.frontier import Frontier
 from timespine.testing.bucket.history import run_bucket_history
+from timespine.testing.copies.copy_history import run_copy_history
 from timespine.testing.refreshers.view_history import run_view_history
 from timespine.testing.simulator import core_reads
 from timespine.testing.simulator.checker import HistoryResult, run_core_history
@@ -113,6 +116,9 @@ SPINE_CALLS = 60
 
 BUCKET_CALLS = 40
 """Calls of a history of a bucket."""
+
+COPY_CALLS = 20
+"""Calls of a history of copies."""
 
 VIEW_CALLS = 30
 """Calls of a history of views."""
@@ -898,6 +904,8 @@ def history(name: str, seed: int) -> HistoryResult:
         return run_bucket_history(seed, BUCKET_CALLS)
     if name in ARRANGEMENTS:
         return run_arrangement_history(seed, STORE_CALLS)
+    if name in COPIES:
+        return run_copy_history(seed, COPY_CALLS)
     if name in STORES:
         return history_run.run_store_history(seed, STORE_CALLS)
     if name in VIEWS:
@@ -913,7 +921,7 @@ def history(name: str, seed: int) -> HistoryResult:
 def is_caught(name: str, seed: int) -> bool:
     """Whether a check of its promise notices a planted bug at its pinned seed, or one of those right after it."""
     with BUGS[name]():
-        later = range(SPREAD if name in REAL | STORES | ARRANGEMENTS | VIEWS else 1)
+        later = range(SPREAD if name in REAL | STORES | ARRANGEMENTS | VIEWS | COPIES else 1)
         return any(catching(name, history(name, seed + each).violations) for each in later)
 
 

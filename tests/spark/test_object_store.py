@@ -70,7 +70,7 @@ def ended(writer, checkpoint, *target):
                 return "ended"
         except Exception as error:
             said = str(error)[-2000:]
-            if "waiting for the Python worker to connect back" not in said and "CANNOT_OPEN_SOCKET" not in said:
+            if "connect back" not in said and "CANNOT_OPEN_SOCKET" not in said:  # under Connect without the cause
                 break
     return said
 

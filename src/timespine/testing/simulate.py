@@ -10,7 +10,8 @@ With `--flavour stores`, they are of real stores: all that users run, with its t
 `--flavour arrangements`, their users also arrange collections. With
 `--flavour spines`, they are of the spines of arrangements, with naive batches or, with `--real`, real ones. With
 `--flavour bucket`, they are of the consensus of a bucket alone. With `--flavour views`, they are
-of real stores with views, which several processes create, refresh and drop.
+of real stores with views, which several processes create, refresh and drop. With `--flavour copies`, users also copy
+their store, read the copies, and restore it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from multiprocessing import get_context
 
 from timespine.testing.bucket import history as bucket_history
 from timespine.testing.bucket import scheduler as bucket_scheduler
+from timespine.testing.copies.copy_history import run_copy_history
 from timespine.testing.formats.parquet import PATHS
 from timespine.testing.refreshers import view_history
 from timespine.testing.simulator import checker
@@ -72,8 +74,12 @@ ARRANGEMENTS = "arrangements"
 VIEWS = "views"
 """The flavour of histories of views of real stores."""
 
+COPIES = "copies"
+"""The flavour of histories of copies and restores of real stores."""
+
 OWN_FAULTS = {
     STORES: history_run.FAULTS,
+    COPIES: history_run.FAULTS,
     ARRANGEMENTS: history_run.FAULTS,
     VIEWS: history_run.FAULTS,
     SPINES: spine_history.FAULTS,
@@ -90,11 +96,13 @@ def run_history(
     real: bool = False,
     flavour: str = "mixed",
 ) -> HistoryResult:
-    """Run one history: of the protocols of the core, of real stores or their views, of spines, or of a bucket alone."""
+    """Run one history: of the core, of real stores, their views or their copies, of spines, or of a bucket alone."""
     if flavour == BUCKET:
         return bucket_history.run_bucket_history(seed, operations, faults, tracing)
     if flavour == STORES:
         return history_run.run_store_history(seed, operations, faults, tracing)
+    if flavour == COPIES:
+        return run_copy_history(seed, operations, faults, tracing)
     if flavour == ARRANGEMENTS:
         return run_arrangement_history(seed, operations, faults, tracing)
     if flavour == VIEWS:

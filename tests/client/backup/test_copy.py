@@ -5,11 +5,12 @@ import threading
 import pytest
 
 import timespine as ts
-from timespine.client.backup import copy_blobs, copy_target
+from timespine.client.backup import copy_blobs, copy_target, store_cut
 from timespine.client.backup.copy_store import identify
 from timespine.client.backup.store_cut import newest_cut
 from timespine.config import Config
 from timespine.core.protocols import garbage
+from timespine.core.transitions import ExpireReader
 from timespine.errors import Contention, CorruptionError, IncompleteCopy, ReadOnlyStore, UsageError
 from timespine.location.local import LocalBlob
 
@@ -164,6 +165,30 @@ def test_a_copy_without_leases_begins_again_if_a_blob_went(store, tmp_path, monk
     done = ts.copy(tmp_path / "origin", tmp_path / "copy", read_only=True) if identify(store) else None
     assert (went, done.blobs) == ([True], 1)
     assert rows_of(tmp_path / "copy") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_cut_begins_again_if_the_log_was_cut_beside_it(store, tmp_path, monkeypatch, read_only):
+    """A process that slept has lost its lease; one that only reads has none."""
+    identify(store)
+    orders, real, went = store["orders"], store_cut.read_heads_at_once, []
+
+    def read_heads_at_once(consensus, keys):
+        if not went:
+            went.append(True)
+            known = orders._handle.state()
+            for reader in known.readers:
+                store._committer.commit((orders.id, ExpireReader(reader)))
+            for number in range(3 * BLOBS.rollup_seqnos):
+                orders.append(numbered(number))
+            for _ in range(3):
+                store.maintain()
+            assert store._driver.consensus.scan(orders.id)[0].seqno > known.seqno + 1
+        return real(consensus, keys)
+
+    monkeypatch.setattr(store_cut, "read_heads_at_once", read_heads_at_once)
+    ts.copy(tmp_path / "origin", tmp_path / "copy", read_only=read_only)
+    assert rows_of(tmp_path / "copy") == sorted(range(3 * BLOBS.rollup_seqnos))
 
 
 @pytest.mark.parametrize("fails_at", ["put", "place", "prune"])

@@ -137,6 +137,7 @@ def test_a_dropped_collection_leaves_no_log_and_no_object(bucket):
     assert rows(place) == [1]
 
 
+@pytest.mark.parametrize("bucket", ["moto and postgres"], indirect=True)  # the tests above have the other places
 def test_the_command_line_copies_promotes_and_fences(bucket, tmp_path):
     target = bucket()
     with ts.open(tmp_path / "origin") as store:

@@ -251,6 +251,30 @@ def test_a_torn_transaction_is_cut_before_all_of_it():
         past.cut_at(0)
 
 
+def test_a_transaction_over_a_collection_that_was_dropped_later_is_not_torn(place, clock, tmp_path):
+    store = place()
+    store.keep_deleted("1 hour")
+    for name in ("orders", "extra"):
+        store.create(name, key=KEY, timeline="counter")
+    clock.advance(1)
+    with store.transaction() as transaction:
+        for name in ("orders", "extra"):
+            transaction.append(name, [{"id": 1}])
+    clock.advance(1)
+    between = clock.ms
+    clock.advance(1)
+    store.drop("extra")
+    append(store, 2)
+    store.close()
+    ts.restore(tmp_path / "store", clock.ms, into=tmp_path / "now")
+    with place("now") as restored:
+        assert restored.names() == ["orders"]
+        assert rows(restored) == [1, 2]
+    ts.restore(tmp_path / "store", between, into=tmp_path / "before")
+    with place("before") as restored:
+        assert (rows(restored), rows(restored, "extra")) == ([1], [1])
+
+
 def test_the_logs_say_when_each_commit_was_made(place, clock):
     with place() as store:
         store.create("orders", key=KEY, timeline="counter")

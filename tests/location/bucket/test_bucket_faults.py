@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class TestWithHalfReplies(OnServer):
     faults = {REQUEST_LOST: "drop", REPLY_LOST: "half reply", REFUSED: "slow"}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("REMOTE_KILLS", "1"))))
 def test_every_answer_is_true_whatever_breaks(seed, make, proxy):
     """Sixty compare-and-sets by two adapters, each of which meets some fault: every number has one winner, once."""
     chance = random.Random(seed)

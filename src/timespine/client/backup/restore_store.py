@@ -201,7 +201,7 @@ def _check_there(store: Store, needed: Mapping[str, NeededBlob]) -> None:
     """Raise UsageError if a blob of a cut is gone."""
     sizes = {
         info.key: info.size
-        for id in {each.state.collection for each in needed.values()}
+        for id in sorted({each.state.collection for each in needed.values()})
         for info in store._context.blob.list_keys(f"{id}/")
     }
     for key, each in needed.items():

@@ -21,7 +21,7 @@ from timespine.core.effects import Protocol, Scan
 from timespine.core.protocols.load_state import Entries, replay
 from timespine.core.protocols.session import Session, retry
 from timespine.core.state import State
-from timespine.errors import Contention, CorruptionError
+from timespine.errors import Contention
 from timespine.location.consensus import read_heads_at_once
 
 CUTS_MAX = 32
@@ -71,9 +71,13 @@ def _cut(store: Store, held: dict[str, tuple[LeasedState, State]]) -> StoreCut:
         if heads[LOG] != names.seqno:
             continue  # a collection was created, dropped or renamed meanwhile
         now_ms = committer.driver.now_ms()
-        states = {id: committer.look(partial(_state_at, base=held[id][1], seqno=heads[id])) for id in ids}
-        return StoreCut(names, states, now_ms)
-    raise Contention(f"the catalog changed {CUTS_MAX} times while the store was cut: try again later")
+        found = {id: committer.look(partial(_state_at, base=held[id][1], seqno=heads[id])) for id in ids}
+        states = {id: state for id, state in found.items() if state is not None}
+        if len(states) == len(found):
+            return StoreCut(names, states, now_ms)
+        for id in sorted(found.keys() - states.keys()):
+            held.pop(id)[0].close()  # its lease lapsed, or there was none: begin with a newer state
+    raise Contention(f"other processes changed the store {CUTS_MAX} times while it was cut: try again later")
 
 
 def _lease(store: Store, id: str) -> tuple[LeasedState, State]:
@@ -89,14 +93,14 @@ def _lease(store: Store, id: str) -> tuple[LeasedState, State]:
     return leased, leased.state
 
 
-def _state_at(session: Session, base: State, seqno: int | None) -> Protocol[State]:
-    """Return the state of a number at or after a known one."""
+def _state_at(session: Session, base: State, seqno: int | None) -> Protocol[State | None]:
+    """Return the state of a number at or after a known one; None if entries between them are gone."""
     assert seqno is not None, "a collection in the catalog has a log"
     if seqno == base.seqno:
         return base
     entries: Entries = yield from retry(session, Scan(base.collection, base.seqno + 1, seqno - base.seqno))
     if [number for number, _ in entries] != list(range(base.seqno + 1, seqno + 1)):
-        raise CorruptionError(f"the log of {base.collection} lacks entries that a lease keeps")
+        return None
     return replay(base, entries)
 
 

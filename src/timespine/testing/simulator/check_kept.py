@@ -26,13 +26,19 @@ class KeptStates:
         """Whether the store keeps deleted data at all."""
         return self._keep_ms > 0
 
-    def committed(self, collection: str) -> None:
-        """Record the time of a commit."""
-        self._commit_ms.setdefault(collection, []).append(self._clock())
+    @property
+    def begin_ms(self) -> int:
+        """The begin of the time whose states must stay restorable."""
+        return self._clock() - self._keep_ms
+
+    def committed(self, collection: str, said_ms: int | None = None) -> None:
+        """Record the time of a commit: now, or what the commit says."""
+        times = self._commit_ms.setdefault(collection, [])
+        times.append(max(self._clock() if said_ms is None else said_ms, *times[-1:], 0))
 
     def states(self, collection: str) -> list[State]:
         """Return the states that must stay restorable."""
-        since_ms = self._clock() - self._keep_ms
+        since_ms = self.begin_ms
         times = self._commit_ms.get(collection, [])
         # A state was the newest one until the commit after it.
         first = next((number for number, at_ms in enumerate(times[1:]) if at_ms >= since_ms), max(len(times) - 1, 0))

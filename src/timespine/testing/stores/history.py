@@ -100,10 +100,12 @@ class StoreProcess(VirtualProcess):
 class History:
     """Processes, storage, and all calls with their answers."""
 
-    def __init__(self, seed: int, faults: Faults, *, tracing: bool = False) -> None:
+    def __init__(
+        self, seed: int, faults: Faults, *, tracing: bool = False, make_world: Callable[[], StoreWorld] = StoreWorld
+    ) -> None:
         self.random = random.Random(seed)
         self.scheduler = Scheduler(self.random.getrandbits(64), stay=self.random.choice((0.2, 0.6, 0.9)))
-        self.world = StoreWorld()
+        self.world = make_world()
         self.storage = Storage(self.world, self.scheduler)
         self.faults = Faults(
             *(getattr(faults, each) * self.random.choice((0.0, 0.25, 1.0)) for each in Faults.__slots__)
@@ -257,13 +259,17 @@ class History:
         process.is_read_only = options.get("read_only", False)
         process.store = Store(
             SimulatedBlob(self.storage),
-            SimulatedConsensus(self.storage),
+            self.consensus(),
             clock=lambda: scheduler.now + process.skew_s,
             monotonic=lambda: scheduler.now,
             sleep=scheduler.sleep,
             **{"config": self.config, **options},
         )
         return process.store
+
+    def consensus(self) -> SimulatedConsensus:
+        """Open the logs, for one process."""
+        return SimulatedConsensus(self.storage)
 
     def process(self) -> StoreProcess:
         """Start a process."""

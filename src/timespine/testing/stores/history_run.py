@@ -83,18 +83,22 @@ class HistoryRun:
 
     def run(self) -> None:
         """Run all of it, in a thread of the scheduler."""
-        history, scheduler = self.history, self.history.scheduler
+        history = self.history
         self._alone(self._create)
         history.storage.fail, history.is_calm = history.faults.fail, False
         history.storage.machines.fail = RELAY_FAULTS * history.faults.fail
+        self._use(history.random.choice(PROCESSES) + history.config.relay_appends)
+        self._end()
+
+    def _use(self, processes: int) -> None:
+        """Let some processes at a time use the store, until enough calls were made."""
+        scheduler = self.history.scheduler
         running: list[ScheduledThread] = []
-        processes = history.random.choice(PROCESSES) + history.config.relay_appends
         while self.left[0] > 0 or running:
             while len(running) < processes and self.left[0] > 0:
                 running.append(self._begin())
             scheduler.wait_for_any(running)
             running = [each for each in running if not each.is_done]
-        self._end()
 
     def _create(self, process: StoreProcess, store: Store) -> None:
         for name, timeline in self.history.timelines.items():

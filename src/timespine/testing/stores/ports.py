@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, ListBlobs, PutBlob, Scan, Truncate
-from timespine.errors import Determinate, Indeterminate
+from timespine.errors import Determinate, Indeterminate, StoreFenced
 from timespine.ids import parse_blob_key, parse_blob_prefix
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.checks import (
@@ -92,7 +93,8 @@ class Storage:
         """Let late writes happen: one of them, or all."""
         while self.ghosts:
             self.world.counts["ghosts released"] += 1
-            self.ghosts.pop(number or 0)()
+            with contextlib.suppress(StoreFenced):
+                self.ghosts.pop(number or 0)()
             if number is not None:
                 return
 
@@ -184,17 +186,26 @@ class SimulatedConsensus(_Port):
         keys = ",".join(key for key, _, _ in checked)
 
         def perform() -> Mapping[str, int | None] | None:
+            self._check_change()
             return self._world._compare_and_set(effect)
 
         return self._call(f"compare and set {keys}", perform, writes=True, conflict=lambda: as_conflict(effect))
 
     def truncate(self, key: str, below: int) -> int:
         check_truncate(key, below)
-        return self._call(f"truncate {key}", lambda: self._world._truncate(Truncate(key, below)), writes=True)
+
+        def perform() -> int:
+            self._check_change()
+            return self._world._truncate(Truncate(key, below))
+
+        return self._call(f"truncate {key}", perform, writes=True)
 
     def list_keys(self, prefix: str = "") -> list[str]:
         check_text(prefix, "prefix")
         return self._call(f"list {prefix}", lambda: sorted(key for key in self._world.logs if key.startswith(prefix)))
+
+    def _check_change(self) -> None:
+        """Refuse a change of a log, at the moment at which it would happen: here, nothing is refused."""
 
     def release_reserve(self) -> bool:
         return False

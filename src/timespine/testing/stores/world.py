@@ -33,6 +33,7 @@ from timespine.core.protocols.garbage import references
 from timespine.core.read_plan import apply_parent_bounds, plan_all
 from timespine.core.state import State, Status
 from timespine.errors import TimespineError
+from timespine.location.consensus import EPOCH
 from timespine.testing.simulator.world import World
 from timespine.testing.stores.user_calls import mark_rows
 
@@ -133,7 +134,7 @@ class StoreWorld(World):
             try:
                 if key == LOG:
                     self._learn_names(catalog.decode_catalog(len(self.logs.get(key, ())), data))
-                elif key != SWEEPS:
+                elif key not in (SWEEPS, EPOCH):
                     self._commit(key, data)
             except TimespineError as error:
                 self.violate(f"{key}: an entry does not replay: {error!r}", error)
