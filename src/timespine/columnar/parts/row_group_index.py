@@ -50,12 +50,17 @@ class KeyIndex:
         """
         found = []
         for group, lower in enumerate(self.lowers):
-            first = bisect_left(keys, True, key=lambda key, lower=lower: lower[: len(key)] <= key)
+            first = _first_from(keys, lower)
             if first < len(keys) and (
                 group + 1 == len(self.lowers) or keys[first][: self._bytes] <= self.lowers[group + 1]
             ):
                 found.append(group)
         return found
+
+
+def _first_from(keys: Sequence[bytes], lower: bytes) -> int:
+    """Return the place of the first of ascending keys that a row at or after a bound may begin with."""
+    return bisect_left(keys, True, key=lambda key: lower[: len(key)] <= key)
 
 
 class GroupRanges(Mapping[str, Range]):

@@ -211,7 +211,8 @@ class Pruner:
 def _places(starts: Integers, stops: Integers) -> Integers:
     """Return all places in some ranges that are not empty."""
     counts = stops - starts
-    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+    places: Integers = np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+    return places
 
 
 def _key_names(request: ScanRequest) -> tuple[str, ...]:
