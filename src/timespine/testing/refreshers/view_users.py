@@ -36,6 +36,11 @@ class ViewUser(WritingUser, MaintainingUser):
     def __init__(self, history: History, process: StoreProcess, checks: ViewChecks) -> None:
         super().__init__(history, process)
         self.checks = checks
+        self.left = [0]
+
+    def run(self, left: list[int]) -> None:
+        self.left = left
+        super().run(left)
 
     def kinds(self) -> Kinds:
         others = {**WritingUser.kinds(self), **MaintainingUser.kinds(self)}
@@ -45,7 +50,7 @@ class ViewUser(WritingUser, MaintainingUser):
             self.create_view: 4,
             self.refresh_all: 12,
             self.refresh_some: 12,
-            self.rebuild: 8,
+            self.rebuild: 6,
             self.drop_view: 2,
             self.drop_input: 2,
             self.read_view: 5,
@@ -54,7 +59,7 @@ class ViewUser(WritingUser, MaintainingUser):
             self.seal_idle: 2,
             self.verify: 1,
             self.move_key: 6,
-            self.change_in_turn: 6,
+            self.change_in_turn: 4,
             self.expire_inputs: 3,
         }
 
@@ -188,6 +193,7 @@ class ViewUser(WritingUser, MaintainingUser):
         name = self.chance.choice(every or views)
         if every:
             self.change_in_turn()  # so that the view is several times behind
+            self.left[0] -= 1
 
         def work(call: UserCall) -> Any:
             self.checks.refreshes.append(call)
@@ -308,6 +314,7 @@ class ViewUser(WritingUser, MaintainingUser):
         call = self.call("change in turn", work, UsageError, UpperMismatch)
         self.answers.check_effect(call)
         self.catch_up()
+        self.left[0] -= 1
 
     def _two_inputs(self) -> list[str]:
         """Choose two collections that a view reads, if there are such; in any order."""
