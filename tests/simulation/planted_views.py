@@ -18,11 +18,13 @@ from timespine.views import compute_changes, rebuild, refresh, refresh_one_view,
 from timespine.views.engine import accumulators
 from timespine.views.engine.evaluate import Evaluator
 from timespine.views.engine.store_source import InputReader
+from timespine.views.every import timed_evaluate
 from timespine.views.every.timed_rows import TIME, sum_timed
 from timespine.views.plan import delta
 from timespine.views.plan.algebra import At, Delta, Join, Union
 from timespine.views.plan.delta import NEW
 from timespine.views.sql import subqueries
+from timespine.views.view import first_time
 
 # Committing.
 
@@ -330,4 +332,39 @@ def a_view_at_every_time_changes_at_the_last_one() -> Iterator[None]:
         return made
 
     with patched(refresh_one_view, "compute_timed", compute_timed):
+        yield
+
+
+@in_views
+@bug
+def a_rebuild_skips_times() -> Iterator[None]:
+    def rebuild_time(made, handles, before):
+        return first_time(handles)
+
+    with patched(rebuild, "_rebuild_time", rebuild_time):
+        yield
+
+
+@in_views
+@bug
+def a_rebuild_leaves_its_old_stages_open() -> Iterator[None]:
+    def catalog_entries(store):
+        return {}
+
+    with patched(rebuild, "catalog_entries", catalog_entries):
+        yield
+
+
+@in_views
+@bug
+def a_pair_has_the_earlier_time_of_its_rows() -> Iterator[None]:
+    real = timed_evaluate.TimedEvaluator._pairs
+
+    def pairs(self, plan, left, right):
+        if TIME not in left.columns or TIME not in right.columns:
+            return real(self, plan, left, right)
+        turned = [each.with_columns(-pl.col(TIME)) for each in (left, right)]  # the larger one is the earlier one
+        return real(self, plan, *turned).with_columns(-pl.col(TIME))
+
+    with patched(timed_evaluate.TimedEvaluator, "_pairs", pairs):
         yield

@@ -28,7 +28,7 @@ def test_every_kind_of_fault_and_of_call_happens():
     faults = {*FAULT_KINDS, "crashes"}
     calls = {"create view", "refresh", "refresh all", "drop view", "drop", "read view", "write to view", "verify"}
     calls |= {"append", "upsert", "delete", "write", "seal", "catch up", "move a key", "expire inputs", "compact"}
-    calls |= {"seal idle", "transaction", "maintain", "rebuild"}
+    calls |= {"seal idle", "transaction", "maintain", "rebuild", "change in turn"}
     run = partial(run_view_history, operations=30, tracing=True)
     assert kinds_that_never_happen(run, range(60), faults, calls) == set()
 

@@ -118,3 +118,41 @@ def expression_texts() -> list[str]:
                 used = [*OF_TWO, *(OF_NUMBERS if one in NUMBERS else OF_OTHERS)]
             texts += [each.format(a=f"a_{one}", b=f"b_{two}") for each in used]
     return list(dict.fromkeys(texts))
+
+
+# Aggregates and windows, over groups of two edge values each, and one of all of them.
+
+AGGREGATES = [f"{name}({{x}})" for name in ("sum", "avg", "min", "max", "count", "stddev", "stddev_pop", "variance")]
+AGGREGATES += [f"{name}({{x}})" for name in ("var_pop", "bool_and", "bool_or")]
+AGGREGATES += ["count_if({x} is null)", "sum({x}) filter (where m > 0)", "min({x}) filter (where m > 0)"]
+AGGREGATES += [f"{name}({{x}}, {{y}})" for name in ("covar_samp", "covar_pop", "corr")]
+AGGREGATES += [f"{name}({args})" for name in ("min_by", "max_by") for args in ("{x}, m", "m, {x}")]
+
+DISTINCTS = [f"{name}(distinct {{x}})" for name in ("count", "sum", "min", "max")]
+COUNTED = ("int", "dec2", "wide", "text", "date")
+"""Types whose different values are counted; each of them is all rows once more for Spark."""
+
+WINDOWS = [f"{name}({{x}}) over (partition by g order by m)" for name in ("lag", "lead", "count", "sum", "min", "max")]
+WINDOWS += ["lag({x}, 2) over (partition by g order by m)"]
+WINDOWS += [f"{name}({{x}}) over (partition by g)" for name in ("count", "sum", "min", "max", "avg")]
+WINDOWS += ["sum({x}) over (partition by g order by m rows between unbounded preceding and current row)"]
+
+ORDERS = [
+    f"{name}() over (partition by g order by {{x}} {way})" for name in ("rank", "dense_rank") for way in ("", "desc")
+]
+ORDERS += ["row_number() over (partition by g order by {x} nulls last, m)", "count(*) over (partition by {x})"]
+ORDERS += ["sum({x}) over (partition by g order by {x})", "min(m) over (partition by {x})"]
+ORDERED = ("int", "dec2", "wide", "float", "double", "text", "date", "truth", "moment", "bytes")
+"""Types by which windows order rows; each of them is a sort of its own for Spark."""
+
+
+def member_table() -> pa.Table:
+    """Return groups g of members m: each pair of edge values is a group, and all values of a type are one."""
+    groups = [place for place in range(WIDTH**2) for _ in range(2)] + [WIDTH**2] * WIDTH
+    columns = {"g": pa.array(groups, pa.int32()), "m": pa.array(range(len(groups)), pa.int32())}
+    for name, (kind, values) in TYPES.items():
+        padded = [values[place % len(values)] for place in range(WIDTH)]
+        pairs = [(padded[row // WIDTH], padded[row % WIDTH]) for row in range(WIDTH**2)]
+        columns[f"x_{name}"] = pa.array([each for pair in pairs for each in pair] + padded, kind)
+        columns[f"y_{name}"] = pa.array([each for pair in pairs for each in reversed(pair)] + padded[::-1], kind)
+    return pa.table(columns)

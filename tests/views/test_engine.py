@@ -1,18 +1,22 @@
 """The engine in the process: equal to the naive oracle, for random plans and changes, with and without stages."""
 
+import contextlib
+import decimal
 from collections import Counter
 
 import polars as pl
 import pyarrow as pa
+import pytest
 from assertions import examples
 from hypothesis import given, settings
 from plans import TABLES, changed_plans
 
 from timespine.testing.views import Versions, minus
+from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import Evaluator
-from timespine.views.engine.lowering import WEIGHT, keep_rows
+from timespine.views.engine.lowering import WEIGHT, Declined, keep_rows
 from timespine.views.engine.windows import top_after
-from timespine.views.plan.algebra import Aggregate, Delta, InputScan, SortKey, Top, names_of, nodes_of
+from timespine.views.plan.algebra import Aggregate, AggregateCall, Delta, InputScan, SortKey, Top, names_of, nodes_of
 from timespine.views.plan.delta import NEW, OLD
 from timespine.views.plan.expressions import Call, Literal, PlanColumn
 
@@ -125,3 +129,40 @@ def test_first_rows_are_kept_up_from_what_is_stored_until_rows_behind_them_are_n
     assert after(full, {1: -1}) is None, "a row behind comes forward"
     assert after(full, {1: -1, 6: 1}) is None, "there may be one before it"
     assert after({1: 1, 5: 1}, {1: -1, 6: 4}) == {5: 1, 6: 2}, "these were all"
+
+
+def decimal_sum(values, function="sum", precision=38):
+    kind = pa.decimal128(precision, 0)
+    x, made = PlanColumn("x", kind), PlanColumn("s", pa.decimal128(38, 0))
+    scan = InputScan("t", ((x, "x"),))
+    grouping = Grouping(Aggregate(scan, (), ((made, AggregateCall(function, x, pa.decimal128(38, 0))),)))
+    rows = pl.DataFrame({"x": values, WEIGHT: [1] * len(values)}, schema={"x": pl.Decimal(38, 0), WEIGHT: pl.Int64})
+    return grouping, rows
+
+
+@pytest.mark.parametrize("function", ["sum", "sum distinct"])
+def test_a_sum_of_decimals_with_more_digits_than_its_type_is_declined(function):
+    most = decimal.Decimal(10**38 - 1)
+    grouping, rows = decimal_sum([most, decimal.Decimal(1)], function)
+    with pytest.raises(Declined, match="too large"):
+        grouping.accumulate(rows)
+    grouping, rows = decimal_sum([decimal.Decimal(10**37), decimal.Decimal(-7)], function)
+    assert grouping.show(grouping.accumulate(rows))["s"].item() == 10**37 - 7
+
+
+def test_a_sum_of_decimals_that_outgrows_its_type_by_changes_is_declined():
+    grouping, rows = decimal_sum([decimal.Decimal(6 * 10**37)])
+    old = grouping.accumulate(rows)
+    with pytest.raises(Declined, match="too large"):
+        grouping.fold(old, old, old.clear())
+
+
+def test_spreads_of_numbers_whose_squares_are_no_doubles_are_declined():
+    x = PlanColumn("x", pa.float64())
+    node = Aggregate(
+        InputScan("t", ((x, "x"),)), (), ((PlanColumn("s", pa.float64()), AggregateCall("var_pop", x, pa.float64())),)
+    )
+    for value, is_declined in ((1e200, True), (1e100, False)):
+        rows = pl.DataFrame({"x": [value, value], WEIGHT: [1, 1]})
+        with pytest.raises(Declined) if is_declined else contextlib.nullcontext():
+            assert Grouping(node).accumulate(rows)["value0"].item() == 0.0

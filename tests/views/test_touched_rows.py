@@ -92,6 +92,31 @@ def compare(rng, handle, before, after):
         assert counted(shared.changes(columns), columns) == counted(plain.changes(columns), columns)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_a_search_finds_in_row_groups_are_those_of_a_scan(tmp_path, monkeypatch, seed):
+    """Row groups of many rows with few wanted keys, of a part that is merged and of later ones that retract."""
+    monkeypatch.setattr(kept_rows, "KEPT_ROWS", -1)
+    rng = random.Random(seed)
+    config = ts.Config(row_group_rows=128, inline_part_bytes=1)
+    with ts.open(tmp_path / "store", config=config) as store:
+        store.create("a", key={"k": "int64", "g": "int64"}, value={"v": "int64"}, timeline="counter")
+        step = rng.choice((1, 3))
+        store["a"].append([{"k": k // 2 * step, "g": k % 2, "v": rng.choice((None, 1, 2))} for k in range(1500)])
+        store["a"].compact(wait=True)
+        store["a"].delete([{"k": k * step, "g": 0} for k in rng.sample(range(750), 20)])
+        store["a"].append([{"k": rng.randrange(2500), "g": 5, "v": 7} for _ in range(20)])
+        handle = handle_of(store["a"])
+        plain = InputReader(handle, NAMES, 0, 2)
+        for names in (("k",), ("g", "k"), ("k", "g"), ("v",)):
+            wanted = pl.DataFrame([{n: rng.randrange(2400 if n == "k" else 6) for n in names} for _ in range(60)])
+            keys = Keys(names, wanted.unique())
+            for version in (OLD, NEW):
+                whole = keys.only(plain.rows(version, ["k", "g", "v"], None))
+                assert counted(plain.rows(version, ["v", "g", "k"], keys), ["k", "g", "v"]) == counted(
+                    whole, ["k", "g", "v"]
+                )
+
+
 def test_the_changes_of_an_input_and_the_rows_of_a_key_are_read_once_for_all_views(tmp_path, monkeypatch):
     reads = Counter()
     for name in ("open_changes", "open_snapshot"):

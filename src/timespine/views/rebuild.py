@@ -116,7 +116,7 @@ def _in_place(
 def _rebuild_time(made: ViewDefinition, handles: dict[str, CollectionHandle], before: int) -> int:
     """Return the time at which a view is computed again.
 
-    SUBTLE: not the newest one, if the view is exact at every time (test_rebuild.py).
+    SUBTLE: not the newest one, if the view is exact at every time (`a_rebuild_skips_times` in planted_views.py).
     """
     return before if made.times == "every" else first_time(handles)
 
@@ -167,7 +167,7 @@ def _commit(
             transaction.also(stage, Retain(Frontier.at(time)))
         for each in old.stages:
             # SUBTLE: if the upper of the view stays, that of its old stages tells a refresh which was planned with them
-            # that it has to plan again (test_rebuild.py).
+            # that it has to plan again (`a_rebuild_leaves_its_old_stages_open` in planted_views.py).
             if each in names:
                 transaction.seal(store.collection(names[each]), before + 2)
 

@@ -395,6 +395,18 @@ def test_every_row_group_that_has_a_key_is_found_by_it(drawn, group_rows, bound_
     assert needed <= set(found) <= set(range(reader.groups))
 
 
+@settings(max_examples=75)
+@given(updates(), st.integers(1, 3), st.integers(1, 30), st.data())
+def test_row_groups_of_many_keys_are_those_of_each(drawn, group_rows, bound_bytes, data):
+    schema, table = drawn
+    table = table.take(pa.array(sorted_places(table, [*schema.order_names, *schema.time_names])))
+    small = config(row_group_rows=group_rows, bound_bytes=bound_bytes)
+    index = opened(encoded(table, schema, small), schema, small).key_index
+    order = schema.order_names[: data.draw(st.integers(1, len(schema.order_names)))]
+    keys = sorted({encode_row(table, place, order) for place in range(table.num_rows) if data.draw(st.booleans())})
+    assert index.find_each(keys) == sorted({group for key in keys for group in index.find(key, key)})
+
+
 def test_a_key_is_looked_for_in_one_row_group():
     small = config(row_group_rows=10)
     table = rows(1000)

@@ -167,3 +167,27 @@ def test_many_keys_are_found_in_chunks_of_any_range(type, make, nulls):
         expected = [repr(value) in wanted for value in plain.to_pylist()]
         assert found.mask(pa.table({"k": chunk})).to_pylist() == expected
     assert found.mask(pa.table({"k": rows.slice(0, 0)})).to_pylist() == []
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(-40, 40), min_size=1), st.lists(st.integers(-45, 45), max_size=6), st.booleans())
+def test_a_search_in_an_ascending_column_finds_the_rows_of_a_mask(values, wanted, has_second):
+    kinds = {"k": pa.array(wanted, pa.int64())} | ({"v": pa.array(wanted, pa.int64())} if has_second else {})
+    keys = KeySet(pa.table(kinds))
+    column = pa.chunked_array([pa.array(sorted(values * 8), pa.int64())])
+    found = keys.ranges_in(column)
+    if found is None:
+        assert len(set(wanted)) > len(column) // 8
+        return
+    places = [place for start, stop in zip(*found, strict=True) for place in range(start, stop)]
+    assert places == [place for place, value in enumerate(column.to_pylist()) if value in wanted]
+
+
+def test_rows_are_not_searched_where_values_do_not_compare_or_keys_are_many():
+    ascending = pa.chunked_array([pa.array(range(64), pa.int64())])
+    assert KeySet(pa.table({"k": pa.array(range(9), pa.int64())})).ranges_in(ascending) is None
+    assert KeySet(pa.table({"k": pa.array([1], pa.int32())})).ranges_in(ascending) is None
+    assert KeySet(pa.table({"k": pa.array([None], pa.int64())})).ranges_in(ascending) is None
+    assert KeySet(pa.table({"k": ["a"]})).ranges_in(pa.chunked_array([["a"] * 64])) is None
+    with_null = pa.chunked_array([pa.array([None, *range(64)], pa.int64())])
+    assert KeySet(pa.table({"k": pa.array([1], pa.int64())})).ranges_in(with_null) is None

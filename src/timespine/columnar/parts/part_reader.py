@@ -42,7 +42,7 @@ from timespine.columnar.parts.part_footer import (
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta, Range
 from timespine.columnar.parts.row_group_index import GroupRanges, KeyIndex
 from timespine.columnar.parts.row_memory_pool import row_pool
-from timespine.columnar.schema.schema import Schema
+from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.errors import CorruptionError, UsageError
@@ -124,6 +124,7 @@ class PartReader:
         self._nans = frozenset(field.name for field in schema.fields if field.id in footer.nans)
         self._ranges: dict[int, GroupRanges] = {}
         self._blooms: dict[int, bytes] = {}
+        self._constants: dict[tuple[int, str], int | None] = {}
 
     @property
     def nbytes(self) -> int:
@@ -177,6 +178,16 @@ class PartReader:
         if statistics is None or not statistics.has_min_max:
             raise CorruptionError(f"the footer of {self._what} has no statistics of {column}")
         return statistics.min, statistics.max
+
+    def constant(self, group: int, column: str) -> int | None:
+        """Return the value that all rows of a row group have as a time or a diff; None if there may be several."""
+        if (group, column) not in self._constants:
+            statistics = self._metadata.row_group(group).column(self._leaves[column].start).statistics
+            is_known = statistics is not None and statistics.has_min_max and statistics.null_count == 0
+            value = statistics.min if is_known and statistics.min == statistics.max else None
+            # A time before 0 is refused where rows are decoded.
+            self._constants[group, column] = None if value is None or (value < 0 and column != DIFF) else value
+        return self._constants[group, column]
 
     # What a copy of row groups needs.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,6 +41,26 @@ class KeyIndex:
             size = len(upper)
             stop = bisect_right(self.lowers, upper, key=lambda each: each[:size])
         return range(first, max(first, stop))
+
+    def find_each(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the row groups that `find(key, key)` gives for some of these keys, which ascend.
+
+        No key may begin with another one. So for each row group there are two searches among the keys, however many
+        these are (test_row_groups_of_many_keys_are_those_of_each).
+        """
+        found = []
+        for group, lower in enumerate(self.lowers):
+            first = _first_from(keys, lower)
+            if first < len(keys) and (
+                group + 1 == len(self.lowers) or keys[first][: self._bytes] <= self.lowers[group + 1]
+            ):
+                found.append(group)
+        return found
+
+
+def _first_from(keys: Sequence[bytes], lower: bytes) -> int:
+    """Return the place of the first of ascending keys that a row at or after a bound may begin with."""
+    return bisect_left(keys, True, key=lambda key: lower[: len(key)] <= key)
 
 
 class GroupRanges(Mapping[str, Range]):

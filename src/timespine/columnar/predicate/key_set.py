@@ -26,7 +26,12 @@ _INT_OFFSET = 1 << 63
 _DENSE = 8
 """The largest ratio of span to number of values for which a table of the whole span is the fastest lookup."""
 
+_SPARSE = 8
+"""The least number of rows per key for which a search for each key is faster than a mask of all rows."""
+
 _TEXTS = (pl.String, pl.Binary)
+
+Integers = np.ndarray[tuple[int], np.dtype[Any]]
 
 
 class KeySet:
@@ -65,12 +70,12 @@ class KeySet:
         return {name: each.value if pa.types.is_temporal(each.type) else each.as_py() for name, each in scalars.items()}
 
     def encoded(self, names: tuple[str, ...]) -> list[bytes]:
-        """Encode all keys by these columns in this order. Only for few keys."""
+        """Encode all keys by these columns in this order, ascending. Only for few keys."""
         if self._all is None or self._all[0] != names:
             keys = self._keys
             if keys.num_rows > 1:
                 keys = self._frame.to_arrow().cast(self._keys.schema)
-            self._all = (names, [encode_row(keys, index, names) for index in range(keys.num_rows)])
+            self._all = (names, sorted(encode_row(keys, index, names) for index in range(keys.num_rows)))
         return self._all[1]
 
     _all: tuple[tuple[str, ...], list[bytes]] | None = None
@@ -89,6 +94,25 @@ class KeySet:
         mask = np.zeros(len(frame), dtype=np.bool_)
         mask[found[place].to_numpy()] = True
         return pa.array(mask)
+
+    def ranges_in(self, column: pa.ChunkedArray) -> tuple[Integers, Integers] | None:
+        """Return where the first values of these keys begin and end in an ascending column of the same type.
+
+        A search for each key, and not a look at each row. None if all rows should be looked at: these are few for each
+        key, or values are no integers.
+        """
+        wanted = self._first_integers
+        if wanted is None or column.null_count or column.type != self._keys.schema.field(self.names[0]).type:
+            return None
+        values = column.to_numpy()
+        if len(values) < _SPARSE:
+            return None
+        wanted = wanted[np.searchsorted(wanted, values[0]) : np.searchsorted(wanted, values[-1], "right")]
+        if len(wanted) * _SPARSE > len(values):
+            return None
+        starts, stops = np.searchsorted(values, wanted), np.searchsorted(values, wanted, "right")
+        found = starts < stops
+        return starts[found], stops[found]
 
     def _within(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return at least the keys in the range of the first column of some rows.
@@ -134,9 +158,14 @@ class KeySet:
         )
 
     @cached_property
-    def _integers(self) -> np.ndarray[tuple[int], np.dtype[Any]] | None:
+    def _integers(self) -> Integers | None:
         """Return the keys in order, if they are one column of integers without nulls."""
-        if len(self.names) != 1 or not pa.types.is_integer(self._keys.schema.field(0).type):
+        return self._first_integers if len(self.names) == 1 else None
+
+    @cached_property
+    def _first_integers(self) -> Integers | None:
+        """Return the different values of the first column in order, if they are integers without nulls."""
+        if not pa.types.is_integer(self._keys.schema.field(0).type):
             return None
         column = self._keys.column(0)
         if column.null_count:
@@ -154,7 +183,7 @@ class KeySet:
         return [encode_row(table, index, [self.names[0]]) for index in range(table.num_rows)]
 
 
-def _members(values: Any, keys: np.ndarray[tuple[int], np.dtype[Any]]) -> Any:
+def _members(values: Any, keys: Integers) -> Any:
     """Return which values are among sorted keys. The cost depends only on keys within the range of the values."""
     if len(values) == 0 or len(keys) == 0:
         return np.zeros(len(values), dtype=np.bool_)

@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.ingest.update_table import project_rows
@@ -31,7 +32,7 @@ from timespine.columnar.scan.fetch_ahead import (
 from timespine.columnar.scan.prune import Pruner
 from timespine.columnar.scan.scan_request import ScanRequest, clip, filter_rows
 from timespine.columnar.scan.visibility import apply_visibility
-from timespine.columnar.schema.schema import Schema, time_names
+from timespine.columnar.schema.schema import DIFF, Schema, time_names
 from timespine.config import Config
 from timespine.core.batch import Part, Run
 from timespine.core.read_plan import apply_parent_bounds
@@ -49,6 +50,9 @@ INLINE_BLOCK = 64
 
 DEPTH_MAX = 64
 """Lists inside of lists. Balanced trees never get there."""
+
+CONSTANTS_MAX = 64
+"""Columns of one value that a process keeps, of as many rows as a row group has."""
 
 ROW_BYTES = 64
 """What a row takes in memory, when nothing is known of it yet."""
@@ -215,7 +219,10 @@ class Parts:
     def written(
         self, part: Part, id: int, schema: Schema, request: ScanRequest, chunk_bytes: int
     ) -> Iterator[pa.Table]:
-        """Yield the rows of one part that may count, as they were written, row groups that cannot have any left out."""
+        """Yield the rows of one part that may count, as they were written.
+
+        Row groups, and rows beside the wanted keys, that cannot count are left out.
+        """
         self.scan_stats.parts += 1
         if part.inline is not None:
             yield self.decoded((part,), id, schema, request.hint)
@@ -233,7 +240,7 @@ class Parts:
         for place, block in enumerate(blocks):
             for coming in blocks[place + 1 : place + 1 + BLOCKS_AHEAD]:
                 announce_groups(self.blob, reader, coming, columns)
-            tables = self._read(reader, part, block, columns, request.hint)
+            tables = pruner.near_keys(reader, self._read(reader, part, block, columns, request.hint))
             gathered.extend(tables)
             size += sum(table.nbytes for table in tables)
             if size >= chunk_bytes:
@@ -325,6 +332,8 @@ class Parts:
         SUBTLE: kept one by one. Where a block of row groups begins depends on who reads what, and so does which columns
         are read. If blocks or sets of columns were kept, the same values would be decoded and kept again by every
         reader that cuts otherwise (test_cached_groups.py).
+
+        Times and diffs that are the same in all rows of a row group are neither read nor kept: the footer has them.
         """
 
         def load(missing: list[Hashable]) -> list[tuple[pa.ChunkedArray, int]]:
@@ -339,10 +348,22 @@ class Parts:
                         found |= {(group, name): table.column(name) for name in names}
             return [(found[places[key]], found[places[key]].nbytes) for key in missing]
 
-        places: dict[Hashable, tuple[int, str]] = {
-            (part.key, group, name): (group, name) for group in groups for name in columns
+        same = {
+            (group, name): value
+            for name in (*reader.schema.time_names, DIFF)
+            if name in columns
+            for group in groups
+            if (value := reader.constant(group, name)) is not None
         }
-        arrays = self.cache.get_or_load_all(list(places), load, hint)
+        places: dict[Hashable, tuple[int, str]] = {
+            (part.key, group, name): (group, name) for group in groups for name in columns if (group, name) not in same
+        }
+        found = dict(zip(places.values(), self.cache.get_or_load_all(list(places), load, hint), strict=True))
+        arrays = [
+            found[each] if each in found else constant_column(same[each], reader.group_rows(group))
+            for group in groups
+            for each in ((group, name) for name in columns)
+        ]
         written = reader.schema.update_arrow
         shape, width = pa.schema([written.field(name) for name in columns]), len(columns)
         return [
@@ -364,6 +385,12 @@ def _fetcher(blob: Blob, key: str) -> Callable[[int, int], bytes | None]:
         return blob.get_range(key, start, stop)
 
     return fetch
+
+
+@functools.lru_cache(CONSTANTS_MAX)
+def constant_column(value: int, rows: int) -> pa.ChunkedArray:
+    """Return a column that has one value in all rows. Many row groups share it."""
+    return pa.chunked_array([pa.array(np.full(rows, value, dtype=np.int64))])
 
 
 def _together(wanted: Mapping[int, Sequence[str]]) -> Iterable[tuple[tuple[str, ...], list[int]]]:

@@ -7,14 +7,22 @@ has another type since is converted or counts as unknown.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
+import numpy as np
+import pyarrow as pa
+
 from timespine.columnar.kernels.key_encoding import leading, recode
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import PartMeta, Range, known_meta
-from timespine.columnar.predicate.key_set import FEW
+from timespine.columnar.predicate.key_set import FEW, Integers
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.schema.types import parse_type
 from timespine.core.batch import Part
+
+FEW_SLICES = 8
+"""Ranges of a row group that are cut out of it one by one, rather than picked row by row."""
 
 Ranges = dict[str, Range]
 """What is known of columns, by their names in the wanted schema."""
@@ -92,14 +100,33 @@ class Pruner:
         keys = self._wanted.keys
         if keys is None or len(keys) > FEW or reader.key_index is None or not self._by_key:
             return [group for group in inside if self.group_may_match(reader, group)]
-        found: set[int] = set()
-        for key in keys.encoded(self._key_names):
-            found.update(reader.key_index.find(key, key))
-        found = {group for group in found if group in inside}
+        found = [group for group in reader.key_index.find_each(keys.encoded(self._key_names)) if group in inside]
         if self._wanted.where is not None:
-            found = {group for group in found if self.group_may_match(reader, group)}
+            found = [group for group in found if self.group_may_match(reader, group)]
         # One key is worth a look at the Bloom filter: it is small, and kept.
-        return [group for group in sorted(found) if len(keys) > 1 or self._bloom_may_match(reader, group)]
+        return [group for group in found if len(keys) > 1 or self._bloom_may_match(reader, group)]
+
+    def near_keys(self, reader: PartReader, tables: list[pa.Table]) -> list[pa.Table]:
+        """Return the rows of some row groups that may have one of the keys: all, if they are not found by a search.
+
+        Rows of a sorted part ascend by the first column of its key, so that each key is searched in it.
+        """
+        keys = self._wanted.keys
+        if keys is None or reader.key_index is None or not self._by_key or self._key_names[0] != keys.names[0]:
+            return tables
+        first = reader.schema.order_names[0]
+        found: list[pa.Table] = []
+        for table in tables:
+            ranges = keys.ranges_in(table.column(first))
+            if ranges is None:
+                found.append(table)
+            elif len(ranges[0]) <= FEW_SLICES:
+                found += [table.slice(start, stop - start) for start, stop in zip(*ranges, strict=True)]
+            else:
+                found.append(table.take(pa.array(_places(*ranges))))
+        if sum(each.num_rows for each in found) == sum(each.num_rows for each in tables):
+            return tables
+        return [pa.concat_tables(found).combine_chunks()] if found else []
 
     def _bloom_may_match(self, reader: PartReader, group: int) -> bool:
         keys = self._wanted.keys
@@ -164,10 +191,9 @@ class Pruner:
         """Tell whether a row between these bounds may have one of the keys. A row begins with the bytes of its key."""
         keys = self._wanted.keys
         assert keys is not None
-        return any(
-            (lower is None or lower[: len(key)] <= key) and (upper is None or key <= upper)
-            for key in keys.encoded(self._key_names)
-        )
+        encoded = keys.encoded(self._key_names)
+        first = 0 if lower is None else bisect_left(encoded, True, key=lambda key: lower[: len(key)] <= key)
+        return first < len(encoded) and (upper is None or encoded[first] <= upper)
 
     def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
         """Tell whether a row between these bounds may be in the wanted range.
@@ -180,6 +206,13 @@ class Pruner:
         if self._upper is None or lower is None:
             return True
         return lower < self._upper or (not self._is_exact and lower.startswith(self._upper))
+
+
+def _places(starts: Integers, stops: Integers) -> Integers:
+    """Return all places in some ranges that are not empty."""
+    counts = stops - starts
+    places: Integers = np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+    return places
 
 
 def _key_names(request: ScanRequest) -> tuple[str, ...]:

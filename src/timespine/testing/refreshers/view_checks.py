@@ -87,6 +87,10 @@ class ViewChecks:
             self._check_stages(view)
             self._check_held(view)
 
+    def is_every(self, id: str) -> bool:
+        """Tell whether a view is exact at every time."""
+        return id in self.views and self.views[id].definition.times == "every"
+
     # Learning.
 
     def _learn_views(self, names: catalog.Names) -> None:

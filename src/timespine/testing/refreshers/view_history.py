@@ -9,7 +9,7 @@ from functools import partial
 from timespine.client.store import Store
 from timespine.testing.refreshers.queries import QUERIES
 from timespine.testing.refreshers.view_checks import ViewChecks
-from timespine.testing.refreshers.view_users import NUMBERS, ViewUser, make_view
+from timespine.testing.refreshers.view_users import NUMBERS, ViewUser, every_share, make_view
 from timespine.testing.simulator.checker import HistoryResult
 from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.history import History, StoreProcess
@@ -51,7 +51,7 @@ class ViewHistoryRun(HistoryRun):
             inputs = {place: chance.choice(choices) for place in ("a", "b")[: query.inputs]}
             if query.inputs == 1 and chance.random() < 0.25:
                 inputs = {"a": "events"}
-            keyed, every = chance.random() < 0.3, chance.random() < 0.3
+            keyed, every = chance.random() < 0.3, chance.random() < every_share(query)
             make_view(store, self.checks, f"v{number}", query, inputs, keyed=keyed, every=every)
             if query.stackable and inputs["a"] != "events":
                 stacked = f"v{number}"

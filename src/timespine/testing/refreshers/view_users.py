@@ -11,6 +11,7 @@ from timespine.errors import (
     OwnedCollection,
     SinceError,
     UnknownCollection,
+    UpperMismatch,
     UsageError,
 )
 from timespine.testing.refreshers.queries import QUERIES, SimulatedQuery, text_of
@@ -35,6 +36,11 @@ class ViewUser(WritingUser, MaintainingUser):
     def __init__(self, history: History, process: StoreProcess, checks: ViewChecks) -> None:
         super().__init__(history, process)
         self.checks = checks
+        self.left = [0]
+
+    def run(self, left: list[int]) -> None:
+        self.left = left
+        super().run(left)
 
     def kinds(self) -> Kinds:
         others = {**WritingUser.kinds(self), **MaintainingUser.kinds(self)}
@@ -44,7 +50,7 @@ class ViewUser(WritingUser, MaintainingUser):
             self.create_view: 4,
             self.refresh_all: 12,
             self.refresh_some: 12,
-            self.rebuild: 8,
+            self.rebuild: 6,
             self.drop_view: 2,
             self.drop_input: 2,
             self.read_view: 5,
@@ -52,7 +58,8 @@ class ViewUser(WritingUser, MaintainingUser):
             self.write_to_view: 1,
             self.seal_idle: 2,
             self.verify: 1,
-            self.move_key: 8,
+            self.move_key: 6,
+            self.change_in_turn: 4,
             self.expire_inputs: 3,
         }
 
@@ -93,7 +100,7 @@ class ViewUser(WritingUser, MaintainingUser):
         inputs = self.inputs_for(query)
 
         def work(call: UserCall) -> Any:
-            keyed, every = self.chance.random() < 0.3, self.chance.random() < 0.3
+            keyed, every = self.chance.random() < 0.3, self.chance.random() < every_share(query)
             return make_view(self.store, self.checks, name, query, inputs, keyed=keyed, every=every).id
 
         call = self.call("create view", work, UsageError, SinceError)
@@ -182,7 +189,11 @@ class ViewUser(WritingUser, MaintainingUser):
         views = self.there()
         if not views or self.checks.is_together:
             return
-        name = self.chance.choice(views)
+        every = [name for name in views if self.checks.is_every(self.ids()[name])]
+        name = self.chance.choice(every or views)
+        if every:
+            self.change_in_turn()  # so that the view is several times behind
+            self.left[0] -= 1
 
         def work(call: UserCall) -> Any:
             self.checks.refreshes.append(call)
@@ -286,6 +297,32 @@ class ViewUser(WritingUser, MaintainingUser):
         call = self.call("move a key", work, UsageError)
         self.answers.check_effect(call)
 
+    def change_in_turn(self) -> None:
+        """Change one key of two inputs of a view at two times, in one commit: a refresh follows both."""
+        key = self.chance.randrange(KEYS)
+        names = self._two_inputs()
+
+        def work(call: UserCall) -> Any:
+            inputs = [self.store[name] for name in names]
+            first = max(self.upper_of(each) for each in inputs)
+            with self.store.transaction() as tx:
+                for place, each in enumerate(inputs):
+                    call.rows[each.id] = [(key, f"{call.id}.{place}")]
+                    row = {"k": key, "v": f"{call.id}.{place}", "n": self.chance.choice(NUMBERS)}
+                    tx.append(each, [row], at=first + place)
+
+        call = self.call("change in turn", work, UsageError, UpperMismatch)
+        self.answers.check_effect(call)
+        self.catch_up()
+        self.left[0] -= 1
+
+    def _two_inputs(self) -> list[str]:
+        """Choose two collections that a view reads, if there are such; in any order."""
+        names = {entry.id: name for name, entry in self.world.names[-1][1].entries.items() if not entry.role}
+        read = [[names[id] for id in view.inputs if id in names] for view in self.checks.views.values()]
+        pairs = sorted(sorted(pair) for pair in read if len(set(pair)) == 2)
+        return self.chance.sample(self.chance.choice(pairs) if pairs else ["orders", "items"], 2)
+
     def expire_inputs(self) -> None:
         """Expire all history of an input but its newest time: what views need is kept for them."""
         self.history.is_expiring = True
@@ -312,6 +349,11 @@ class ViewUser(WritingUser, MaintainingUser):
     def seal_idle(self) -> None:
         """Seal the idle collections of the wall clock."""
         self.call("seal idle", lambda call: self.store.seal_idle())
+
+
+def every_share(query: SimulatedQuery) -> float:
+    """Return how many views of a query are exact at every time: joins have to tell times apart most."""
+    return 0.6 if query.inputs == 2 else 0.3
 
 
 def make_view(

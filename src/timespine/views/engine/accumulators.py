@@ -32,7 +32,7 @@ from timespine.views.engine.lowering import (
     scaled,
     unscaled,
 )
-from timespine.views.plan.algebra import Aggregate, AggregateCall
+from timespine.views.plan.algebra import Aggregate, AggregateCall, WindowCall
 
 COUNT = "n"
 """The accumulator of every group: the number of its rows."""
@@ -42,6 +42,12 @@ ADD, LEAST, GREATEST, AGAIN = "add", "least", "greatest", "again"
 SPREADS = ("var_samp", "var_pop", "stddev_samp", "stddev_pop")
 PAIRED = ("covar_samp", "covar_pop", "corr")
 PICKING = ("min_by", "max_by")
+
+INTEGER_DIGITS = 19
+"""The digits of the largest whole number that is no decimal."""
+
+SQUARED_MAX = 1e150
+"""The largest number of which squares are summed."""
 
 FUNCTIONS = ("count", "sum", "avg", "min", "max", "count distinct", "sum distinct", *SPREADS, *PAIRED, *PICKING)
 """The aggregates that the process computes. Spark computes all others, again for every group that changed."""
@@ -113,6 +119,11 @@ class Grouping:
         """Accumulate weighted rows by group: keys, accumulators and the number of rows."""
         arguments = [(f"arg{place}", call.argument) for place, (_, call) in enumerate(self.node.calls) if call.argument]
         frame = evaluate_columns(rows, [(n, e) for n, e in arguments if e is not None], [*self.keys, WEIGHT])
+        for each in self.accumulators:
+            if _sums_decimals(each):
+                decline_large_sums(frame, self.keys, each.argument, each.call)
+            elif each.call.function in (*SPREADS, *PAIRED):
+                _decline_large_squares(frame, each)
         try:
             made = [_accumulated(each).alias(each.name) for each in self.accumulators if not _is_exact_sum(each)]
             made.append(pl.col(WEIGHT).sum().cast(pl.Int64).alias(COUNT))
@@ -153,6 +164,9 @@ class Grouping:
         for each in self.accumulators:
             now, before, gone = pl.col(each.name), pl.col(f"{each.name}_old"), pl.col(f"{each.name}_gone")
             if each.kind == ADD:
+                if pa.types.is_decimal(each.type):
+                    sizes = both.select((now.cast(pl.Float64).abs() + before.cast(pl.Float64).abs().fill_null(0)).max())
+                    decline_large(sizes.item(), each.call)
                 made.append(
                     _checked_sum(now.fill_null(0), before.fill_null(0), both.schema[each.name]).alias(each.name)
                 )
@@ -185,6 +199,61 @@ def _checked_sum(one: pl.Expr, other: pl.Expr, kind: pl.DataType) -> pl.Expr:
     if not kind.is_integer():
         return one + other
     return (one.cast(pl.Int128) + other.cast(pl.Int128)).cast(kind, strict=True)
+
+
+def _sums_decimals(each: Accumulator) -> bool:
+    """Return whether an accumulator adds up decimals."""
+    return each.call.argument is not None and (
+        pa.types.is_decimal(each.type) if each.part == "sum" else each.call.function == "sum distinct"
+    )
+
+
+def decline_large_sums(frame: pl.DataFrame, keys: list[str], argument: str, call: AggregateCall | WindowCall) -> None:
+    """Decline sums of decimals that may have more digits than their type.
+
+    Polars does not check the digits of decimals, and wraps them at 128 bits. What counts is the sum of sizes, so that
+    no order of the rows makes a difference. Most types have so many digits to spare that a number of rows tells enough.
+    """
+    assert call.argument is not None
+    if not pa.types.is_decimal(call.argument.type) and not pa.types.is_decimal(call.type):
+        return
+    weight = pl.col(WEIGHT) if WEIGHT in frame.columns else pl.lit(1, pl.Int64)
+    rows = int(frame[WEIGHT].abs().sum()) if WEIGHT in frame.columns else len(frame)
+    is_decimal = pa.types.is_decimal(call.argument.type)
+    digits = call.argument.type.precision - call.argument.type.scale if is_decimal else INTEGER_DIGITS
+    if digits + len(str(rows)) <= _whole_digits(call):
+        return
+    decline_large(largest_total(frame, keys, pl.col(argument).cast(pl.Float64) * weight.cast(pl.Float64)), call)
+
+
+def largest_total(frame: pl.DataFrame, keys: list[str], number: pl.Expr) -> Any:
+    """Return the largest sum of sizes of numbers in a group; None if there are none."""
+    size = number.cast(pl.Float64).abs().sum().alias("_size")
+    return (frame.group_by(keys).agg(size) if keys else frame.select(size))["_size"].max()
+
+
+def _decline_large_squares(frame: pl.DataFrame, each: Accumulator) -> None:
+    """Decline spreads of numbers whose squares are too large for doubles: then it matters how they are added up."""
+    value = pl.col(each.argument)
+    sides = [value] if each.call.function in SPREADS else [value.struct.field(name) for name in ("a0", "a1")]
+    for side in sides:
+        largest = frame.select(side.filter(side.is_finite()).abs().max()).item()
+        if largest is not None and largest > SQUARED_MAX:
+            raise Declined("a spread of numbers whose squares are too large")
+
+
+def decline_large(size: Any, call: AggregateCall | WindowCall) -> None:
+    """Decline a sum of decimals whose terms have a size in total that its type may not have."""
+    if size is not None and size >= 10.0 ** _whole_digits(call) * (1 - 1e-9):
+        raise Declined("a sum of decimals that may be too large for its type")
+
+
+def _whole_digits(call: AggregateCall | WindowCall) -> int:
+    """Return the digits before the point of a sum: those that are kept of it."""
+    assert call.argument is not None
+    if call.function == "avg" or not pa.types.is_decimal(call.type):
+        return DIGITS - (call.argument.type.scale if pa.types.is_decimal(call.argument.type) else 0)
+    return int(call.type.precision - call.type.scale)
 
 
 def _join_groups(one: pl.DataFrame, other: pl.DataFrame, keys: list[str], suffix: str = "_right") -> pl.DataFrame:

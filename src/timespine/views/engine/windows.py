@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 
+from timespine.views.engine.accumulators import decline_large_sums
 from timespine.views.engine.lowering import WEIGHT, Declined, evaluate_columns, memory_type
 from timespine.views.plan.algebra import SortKey, Top, WindowCall, WindowNode, names_of
 
@@ -123,6 +124,7 @@ def _totaled(rows: pl.DataFrame, over: list[str], name: str, call: WindowCall) -
     if call.function == "count":
         made = argument.count().over(over).cast(pl.Int64)
     elif call.function == "sum":
+        decline_large_sums(value, over, name, call)
         wide = argument.cast(pl.Int128) if value.schema[name].is_integer() else argument
         made = pl.when(argument.count().over(over) > 0).then(wide.sum().over(over)).cast(memory_type(call.type))
     else:

@@ -18,7 +18,7 @@ from typing import Protocol
 import polars as pl
 import pyarrow as pa
 
-from timespine.views.engine.accumulators import ADD, COUNT, Grouping
+from timespine.views.engine.accumulators import ADD, COUNT, Grouping, decline_large, largest_total
 from timespine.views.engine.evaluate import Evaluator, Keys, Source, join_rows, set_operation
 from timespine.views.engine.lowering import WEIGHT, Declined, evaluate_columns, keep_rows, memory_type
 from timespine.views.engine.windows import top_rows, window_rows
@@ -143,6 +143,9 @@ class TimedEvaluator:
         along = pl.concat([start, steps]).sort(TIME)
         names = [*(each.name for each in grouping.accumulators), COUNT]
         sums = [_running_sum(name, along.schema[name], grouping.keys) for name in names]
+        for each in grouping.accumulators:
+            if pa.types.is_decimal(each.type):
+                decline_large(largest_total(along, grouping.keys, pl.col(each.name)), each.call)
         try:
             states = along.with_columns(sums).rename({TIME: AT})
         except pl.exceptions.PolarsError as error:

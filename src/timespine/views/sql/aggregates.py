@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from timespine.views.plan.algebra import AggregateCall
 from timespine.views.plan.expressions import Call, Expression, Literal
-from timespine.views.sql.functions import BIGINT, DOUBLE, NotListed, aggregate_type, call, cast, is_number
+from timespine.views.sql.functions import BIGINT, BOOL, DOUBLE, NotListed, aggregate_type, call, cast, is_number
 from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
 from timespine.views.sql.spark_types import SparkTypes
 
@@ -114,6 +114,8 @@ class Aggregates:
         value = None if argument is None or isinstance(argument, exp.Star) else self._scalar(argument)
         if function == "count" and isinstance(value, Literal) and value.value is not None:
             value = None
+        if isinstance(inner, exp.LogicalAnd | exp.LogicalOr) and (value is None or value.type != BOOL):
+            raise refuse(inner, "all or any of what is no truth has no rule", "compare it with something")
         if condition is not None:
             value = _only_if(condition, Literal(1, pa.int32()) if value is None else value)
         return AggregateCall(function, value, _type_of(function, value))

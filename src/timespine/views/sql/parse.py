@@ -5,6 +5,7 @@ Of sqlglot only `parse_one` and `qualify` are used: its types and its rewriting 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,9 @@ NOT_DETERMINISTIC = {
 """Functions whose answer does not follow from the rows of the inputs alone."""
 
 
+PARSED_MAX = 256
+"""Texts whose trees a process remembers."""
+
 _FIRST_WORD = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(\w+)", re.DOTALL)
 _QUERIES = {"SELECT", "WITH", "FROM", "VALUES", "TABLE"}
 
@@ -53,6 +57,12 @@ def parse_query(text: str) -> Query:
     """Parse one SELECT; raise UnsupportedView for anything else, and for what has no definite answer."""
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"sql is the text of a SELECT, not {short_repr(text)}")
+    return _parsed(text)
+
+
+@functools.lru_cache(PARSED_MAX)
+def _parsed(text: str) -> Query:
+    """Parse a text once: it is defined, compiled and checked from the same tree, which no one changes."""
     _check_first_word(text)
     try:
         trees = sqlglot.parse(text, read="spark")

@@ -11,7 +11,7 @@ from sqlglot import exp
 from timespine.views.plan.algebra import SortKey, WindowCall
 from timespine.views.plan.expressions import Expression, Literal
 from timespine.views.sql.aggregates import SIMPLE
-from timespine.views.sql.functions import BIGINT, NotListed, aggregate_type
+from timespine.views.sql.functions import BIGINT, BOOL, NotListed, aggregate_type
 from timespine.views.sql.refusal_reasons import check_args, refuse
 from timespine.views.sql.spark_types import SparkTypes
 
@@ -66,6 +66,8 @@ def _aggregate(
         raise refuse(node, "this window function has no rule", "use a rank, or an aggregate of the partition")
     check_args(inner, {"this", "expressions", "big_int"})
     value = None if inner.this is None or isinstance(inner.this, exp.Star) else scalar(inner.this)
+    if isinstance(inner, exp.LogicalAnd | exp.LogicalOr) and (value is None or value.type != BOOL):
+        raise refuse(node, "all or any of what is no truth has no rule", "compare it with something")
     if isinstance(value, Literal) and function == "count" and value.value is not None:
         value = None
     if value is not None and pa.types.is_floating(value.type):
