@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from timespine.spark import foreach_batch
-from timespine.spark.write import run_tasks
+from timespine.spark.write import driver_or_tasks
 
 WAIT_S = 300
 
@@ -75,8 +75,8 @@ def test_a_small_batch_is_one_job_of_one_stage_and_one_commit(copy, spark, strea
 )
 def test_rows_are_evaluated_once_however_they_are_spread(copy, spark, streamed, monkeypatch, sizes, jobs):
     """Up to 40 rows are few. Rows that a second evaluation gives have other names."""
-    monkeypatch.setattr(run_tasks, "SMALL_ROWS", 40)
-    monkeypatch.setattr(run_tasks, "SHARE_MIN", 1)
+    monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 40)
+    monkeypatch.setattr(driver_or_tasks, "SHARE_MIN", 1)
     count = spark.sparkContext.accumulator(0)
 
     def seen(batches):
