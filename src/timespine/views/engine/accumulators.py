@@ -212,7 +212,7 @@ def decline_large_sums(frame: pl.DataFrame, keys: list[str], argument: str, call
     """Decline sums of decimals that may have more digits than their type.
 
     Polars does not check the digits of decimals, and wraps them at 128 bits. What counts is the sum of sizes, so that
-    no order of the rows makes a difference. Most types have so many digits to spare that a number of rows tells enough.
+    no order of the rows makes a difference. Most types have digits to spare, so that the number of rows tells enough.
     """
     assert call.argument is not None
     if not pa.types.is_decimal(call.argument.type) and not pa.types.is_decimal(call.type):
