@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import uuid
 import warnings
 from pathlib import Path
@@ -20,7 +21,7 @@ BUCKET = "bucket"
 
 def start_moto(folder: Path) -> Started:
     port = free_port()
-    command = [str(SCRIPTS / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(Path(__file__).parent / "atomic_moto.py"), "-H", "127.0.0.1", "-p", str(port)]
     return _started(folder, command, port)
 
 

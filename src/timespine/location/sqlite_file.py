@@ -61,7 +61,10 @@ from timespine.locks import Lock, QueueSlot, can_hold
 T = TypeVar("T")
 
 CLOSE_S = 60.0
-"""How long closing, and a fork, wait for running calls: longer than such a call waits for its own turn."""
+"""How long closing waits for running calls."""
+
+FORK_WAITS = 6
+"""How long a fork waits for running calls, as a multiple of how long such a call waits for its own turn."""
 
 APPLICATION_ID = 0x54535043
 """The application id in the header of every consensus file: "TSPC"."""
@@ -255,9 +258,9 @@ class SqliteFile:
     def pause(self, frame: FrameType) -> None:
         """Close everything before a fork, and admit no call until `resume`. `frame` is the call that forks."""
         with contextlib.suppress(Determinate, UsageError):  # it is in use: the child may not open it at all
-            self._writing.take(QueueSlot(frame), CLOSE_S)
+            self._writing.take(QueueSlot(frame), FORK_WAITS * self.wait_s)
             try:
-                self._reading.take(QueueSlot(frame), CLOSE_S)
+                self._reading.take(QueueSlot(frame), FORK_WAITS * self.wait_s)
             except BaseException:
                 self._writing.leave()
                 raise
