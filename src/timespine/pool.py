@@ -176,8 +176,14 @@ def _end(
     if pid != os.getpid():
         return True
     tasks.put(None)
-    deadline = time.monotonic() + limit_s
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join(max(deadline - time.monotonic(), 0))
-    return not any(thread.is_alive() for thread in threads if thread is not threading.current_thread())
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    slice_s = limit_s / 2
+    left_s = limit_s
+    for thread in others:
+        while True:
+            began = time.monotonic()
+            thread.join(min(left_s, slice_s))
+            left_s -= min(time.monotonic() - began, slice_s)  # a process that was suspended looks once more
+            if left_s <= 0 or not thread.is_alive():
+                break
+    return not any(thread.is_alive() for thread in others)

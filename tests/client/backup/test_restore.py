@@ -251,6 +251,24 @@ def test_a_torn_transaction_is_cut_before_all_of_it():
         past.cut_at(0)
 
 
+def test_a_transaction_that_created_a_collection_is_cut_before_all_of_it():
+    """It writes the catalog at 10 and the rows at 12, by two looks at the clock."""
+
+    def log(*commits):
+        return PastLog([], {}, tuple(PastCommit(*each) for each in commits))
+
+    both = frozenset({("one", 1)})
+    first = Names({"a": CatalogEntry("a-1")}, changed_ms=1, seqno=0)
+    second = Names({"a": CatalogEntry("a-1"), "b": CatalogEntry("b-1")}, changed_ms=10, seqno=1)
+    logs = {"a-1": log((0, 1, frozenset()), (1, 12, both)), "b-1": log((0, 0, both), (1, 20, frozenset()))}
+    past = PastStore([first, second], logs)
+    assert past.cut_at(11) == (first, {"a-1": 0})
+    assert past.cut_at(12) == (second, {"a-1": 1, "b-1": 0})
+    logs["b-1"] = log((7, 0, both), (8, 20, frozenset()))  # its log was cut, and does not begin with its creation
+    with pytest.raises(UsageError, match="b-1 begins later"):
+        past.cut_at(11)
+
+
 def test_a_transaction_over_a_collection_that_was_dropped_later_is_not_torn(place, clock, tmp_path):
     store = place()
     store.keep_deleted("1 hour")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from timespine.client.backup.store_cut import StoreCut
 from timespine.client.catalog.catalog import Names, decode_catalog
@@ -66,6 +67,20 @@ class PastStore:
         `exact` names a collection and the state that it must have.
         """
         names = self._catalog_at(at_ms)
+        while True:
+            chosen = self._states_at(names, at_ms, exact)
+            moved = self._without_torn(chosen, self._dropped_before(names, at_ms))
+            if isinstance(moved, str):
+                names = self._before_creation(names, moved)
+            elif exact is not None and moved[exact[0]] != exact[1]:
+                raise _too_old(
+                    f"the clocks of processes differ so much that commit {exact[1]} cannot be told from later ones"
+                )
+            else:
+                return names, moved
+
+    def _states_at(self, names: Names, at_ms: int, exact: tuple[str, int] | None) -> dict[str, int]:
+        """Return the last state, as of a time, of each collection of a catalog."""
         ids = [entry.id for entry in names.entries.values()]
         last = {id: _last_before(self.logs[id], at_ms) if id in self.logs else None for id in ids}
         if exact is not None:
@@ -73,12 +88,19 @@ class PastStore:
         chosen = {id: seqno for id, seqno in last.items() if seqno is not None}
         if lost := [id for id in ids if id not in chosen]:
             raise _too_old(f"the log of {lost[0]} begins later")
-        moved = self._without_torn(chosen, self._dropped_before(names, at_ms))
-        if exact is not None and moved[exact[0]] != exact[1]:
-            raise _too_old(
-                f"the clocks of processes differ so much that commit {exact[1]} cannot be told from later ones"
-            )
-        return names, moved
+        return chosen
+
+    def _before_creation(self, names: Names, id: str) -> Names:
+        """Return the catalog before the transaction that created a collection, if its log begins with that.
+
+        SUBTLE: such a transaction writes the catalog too, by another look at the clock. A time between the two would
+        tear it (test_restore.py).
+        """
+        if self.logs[id].commits[0].seqno == 0:
+            for earlier, each in pairwise(self.catalogs[: self.catalogs.index(names) + 1]):
+                if any(entry.id == id for entry in each.entries.values()):
+                    return earlier
+        raise _too_old(f"the log of {id} begins later")
 
     def _catalog_at(self, at_ms: int) -> Names:
         found: Names | None = None
@@ -103,8 +125,11 @@ class PastStore:
         last = {id: _last_before(self.logs[id], at_ms) for id in ids if id in self.logs}
         return {id: seqno for id, seqno in last.items() if seqno is not None}
 
-    def _without_torn(self, chosen: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, int]:
-        """Move the cut of collections back until no group is in one of them and not in another."""
+    def _without_torn(self, chosen: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, int] | str:
+        """Move the cut of collections back until no group is in one of them and not in another.
+
+        Return the id of a collection whose log begins later than that, if there is one.
+        """
         moved = dict(chosen)
         while True:
             cut = {**dropped, **moved}
@@ -124,7 +149,7 @@ class PastStore:
                 return moved
             for id, seqno in torn.items():
                 if seqno < self.logs[id].commits[0].seqno:
-                    raise _too_old(f"the log of {id} begins later")
+                    return id
                 moved[id] = seqno
 
 
