@@ -50,7 +50,7 @@ class KeyIndex:
         """
         found = []
         for group, lower in enumerate(self.lowers):
-            first = _first_from(keys, lower)
+            first = first_from(keys, lower)
             if first < len(keys) and (
                 group + 1 == len(self.lowers) or keys[first][: self._bytes] <= self.lowers[group + 1]
             ):
@@ -58,7 +58,7 @@ class KeyIndex:
         return found
 
 
-def _first_from(keys: Sequence[bytes], lower: bytes) -> int:
+def first_from(keys: Sequence[bytes], lower: bytes) -> int:
     """Return the place of the first of ascending keys that a row at or after a bound may begin with."""
     return bisect_left(keys, True, key=lambda key: lower[: len(key)] <= key)
 

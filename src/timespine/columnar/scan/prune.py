@@ -7,14 +7,13 @@ has another type since is converted or counts as unknown.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.kernels.key_encoding import leading, recode
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import PartMeta, Range, known_meta
+from timespine.columnar.parts.row_group_index import first_from
 from timespine.columnar.predicate.key_set import FEW, Integers
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
@@ -192,7 +191,7 @@ class Pruner:
         keys = self._wanted.keys
         assert keys is not None
         encoded = keys.encoded(self._key_names)
-        first = 0 if lower is None else bisect_left(encoded, True, key=lambda key: lower[: len(key)] <= key)
+        first = 0 if lower is None else first_from(encoded, lower)
         return first < len(encoded) and (upper is None or encoded[first] <= upper)
 
     def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
