@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from timespine.client.engine_interface import slices_of
+from timespine.client.api_for_engines import slices_of
 from timespine.config import Config
 from timespine.testing.latency import S3, Latency, SlowPlace, pools_on
 

@@ -88,7 +88,7 @@ def test_any_stands_in_the_client_only_in_aliases_that_say_why():
 
 
 # What Spark and views may use of the client: what users have, and the interface for engines.
-FOR_ENGINES = {"argument_types", "collection", "engine_interface", "open_store", "store"}
+FOR_ENGINES = {"argument_types", "collection", "api_for_engines", "open_store", "store"}
 
 
 @pytest.mark.parametrize("layer", ["spark", "views"])
@@ -100,7 +100,7 @@ def test_an_engine_stands_on_the_interface_for_engines(layer):
 
 
 def test_every_name_of_the_interface_for_engines_has_a_user_above():
-    interface = "timespine.client.engine_interface"
+    interface = "timespine.client.api_for_engines"
     used = {
         name.name
         for layer in ("arrangement", "spark", "views")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from timespine.spark.change_log_columns import SEQUENCE
+from timespine.spark.change_columns import SEQUENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

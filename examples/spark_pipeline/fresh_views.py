@@ -12,8 +12,8 @@ import pyarrow as pa
 from examples.spark_pipeline.console import bar, waiting
 from timespine.client.collection import Collection
 from timespine.client.store import Store
-from timespine.spark.change_log_columns import SEQUENCE
-from timespine.spark.changelog import collection_columns, stream_changes
+from timespine.spark.cdc_files import collection_columns, stream_changes
+from timespine.spark.change_columns import SEQUENCE
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import release
 from timespine.spark.stream.foreach_batch import foreach_batch

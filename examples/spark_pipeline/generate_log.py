@@ -14,7 +14,7 @@ import polars as pl
 
 from examples.spark_pipeline.files import age_in_order
 from timespine.errors import UsageError
-from timespine.spark.change_log_columns import SEQUENCE
+from timespine.spark.change_columns import SEQUENCE
 
 CITIES = ("Accra", "Bonn", "Cusco", "Dakar", "Esbjerg", "Faro", "Graz", "Hanoi", "Izmir", "Jaipur", "Kyiv", "Lyon")
 

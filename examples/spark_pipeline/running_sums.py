@@ -15,7 +15,7 @@ import pyarrow as pa
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.columnar.schema.schema import DIFF
-from timespine.spark.change_log_columns import CHANGE_TYPE, DELETE, UPSERT
+from timespine.spark.change_columns import CHANGE_TYPE, DELETE, UPSERT
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import release
 from timespine.spark.stream.foreach_batch import foreach_batch

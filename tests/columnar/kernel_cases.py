@@ -14,7 +14,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from timespine.columnar.kernels import (
-    consolidate_unordered,
+    consolidate_shared_keys,
     kway_merge,
     row_words,
     sort_equal_words,
@@ -195,8 +195,8 @@ def small(how="words"):
                 (sort_equal_words, "_DENSE", 0),
                 (take_rows, "THREADED_ROWS", 4),
                 (kway_merge, "_ALONE_ROWS", 2),
-                (consolidate_unordered, "LARGE_ROWS", 0),
-                (consolidate_unordered, "FEW", 0),
+                (consolidate_shared_keys, "LARGE_ROWS", 0),
+                (consolidate_shared_keys, "FEW", 0),
             ):
                 stack.enter_context(mock.patch.object(module, name, value))
         yield

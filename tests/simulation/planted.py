@@ -56,7 +56,7 @@ from mutations import (
 
 from timespine.columnar.ingest import update_table
 from timespine.columnar.merge import merge_plan as stretches_module
-from timespine.columnar.merge import one_merge, split_past
+from timespine.columnar.merge import run_merge, split_past
 from timespine.columnar.scan import prune as prune_module
 from timespine.columnar.scan import visibility
 from timespine.core import group as group_module
@@ -751,7 +751,7 @@ def a_part_is_passed_through_although_another_one_overlaps_it() -> Iterator[None
 @on_real_storage
 @bug
 def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
-    real_may, real_pass = one_merge.RunMerge._may_pass, one_merge.RunMerge._pass
+    real_may, real_pass = run_merge.RunMerge._may_pass, run_merge.RunMerge._pass
 
     def may_pass(self, piece):
         return real_may(self, replace(piece, part=_whole(piece.part)))
@@ -759,7 +759,7 @@ def a_part_is_passed_through_as_if_it_were_whole() -> Iterator[None]:
     def pass_(self, output, piece):
         real_pass(self, output, replace(piece, part=_whole(piece.part)))
 
-    with patched(one_merge.RunMerge, "_may_pass", may_pass), patched(one_merge.RunMerge, "_pass", pass_):
+    with patched(run_merge.RunMerge, "_may_pass", may_pass), patched(run_merge.RunMerge, "_pass", pass_):
         yield
 
 
@@ -781,7 +781,7 @@ def the_update_after_the_last_zero_of_a_row_is_taken_for_past() -> Iterator[None
 @on_real_storage
 @bug
 def the_past_is_dropped_before_it_is_expired() -> Iterator[None]:
-    with patched(one_merge.RunMerge, "_is_expired", lambda self, stretch: not stretch.tables):
+    with patched(run_merge.RunMerge, "_is_expired", lambda self, stretch: not stretch.tables):
         yield
 
 
@@ -843,13 +843,13 @@ def parts_are_skipped_by_times_that_were_rewritten_since() -> Iterator[None]:
 @on_real_storage
 @bug
 def updates_in_no_order_are_taken_for_sorted() -> Iterator[None]:
-    real = one_merge.RunMerge.run
+    real = run_merge.RunMerge.run
 
     def run(self, desc):
         self.runs = [Run(run.parts, Order.SORTED, run.schema) for run in self.runs]
         return real(self, desc)
 
-    with patched(one_merge.RunMerge, "run", run):
+    with patched(run_merge.RunMerge, "run", run):
         yield
 
 
@@ -868,27 +868,27 @@ def rows_from_before_a_column_was_added_do_not_hold_its_default() -> Iterator[No
 @on_real_storage
 @bug
 def a_failed_merge_deletes_what_it_passed_through() -> Iterator[None]:
-    real = one_merge.RunMerge._undo
+    real = run_merge.RunMerge._undo
 
     def undo(self):
         real(self)
-        one_merge.delete_keys([part.key for run in self.runs for part in run.parts if part.key], self.blob, None)
+        run_merge.delete_keys([part.key for run in self.runs for part in run.parts if part.key], self.blob, None)
 
-    with patched(one_merge.RunMerge, "_undo", undo):
+    with patched(run_merge.RunMerge, "_undo", undo):
         yield
 
 
 @on_real_storage
 @bug
 def the_parts_of_a_round_are_deleted_before_they_are_read() -> Iterator[None]:
-    real = one_merge.RunMerge._round
+    real = run_merge.RunMerge._round
 
     def round(self, found):
         written = real(self, found)
         self._delete_temporary()
         return written
 
-    with patched(one_merge.RunMerge, "_round", round):
+    with patched(run_merge.RunMerge, "_round", round):
         yield
 
 

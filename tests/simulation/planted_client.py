@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from mutations import bug, in_stores, patched
 
-from timespine.client.catalog import catalog, drop, pending_creates
+from timespine.client.catalog import catalog, create_in_transaction, drop
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.commit.group_commit import GroupCommitter
@@ -21,7 +21,13 @@ from timespine.client.read import leases
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.commit_stream import CommitStream
 from timespine.client.read.leases import Leases
-from timespine.client.write import append_drafts, change_rows, prepare_unsealed, read_current, step_commit
+from timespine.client.write import (
+    group_small_appends,
+    prepare_unsealed,
+    read_current,
+    step_commit,
+    upsert_update_delete,
+)
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.small_appends import group_append_step
 from timespine.client.write.transaction import Transaction
@@ -183,7 +189,7 @@ def blobs_are_deleted_though_their_commit_is_in_doubt() -> Iterator[None]:
 
     with (
         patched(step_commit, "did_not_commit", did_not_commit),
-        patched(append_drafts, "did_not_commit", did_not_commit),
+        patched(group_small_appends, "did_not_commit", did_not_commit),
     ):
         yield
 
@@ -205,20 +211,20 @@ def small_appends_are_told_the_times_of_others() -> Iterator[None]:
 @in_stores
 @bug
 def small_appends_that_lost_to_others_count_as_in() -> Iterator[None]:
-    real = append_drafts._replies_of
+    real = group_small_appends._replies_of
 
     def replies_of(reply):
         is_outrun = isinstance(reply, Refused) and isinstance(reply.reason, UpperMismatch)
         return () if is_outrun else real(reply)
 
-    with patched(append_drafts, "_replies_of", replies_of):
+    with patched(group_small_appends, "_replies_of", replies_of):
         yield
 
 
 @in_stores
 @bug
 def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
-    real = append_drafts._convert_together
+    real = group_small_appends._convert_together
 
     def convert_together(entries, places, schema):
         found = real(entries, places, schema)
@@ -228,7 +234,7 @@ def a_small_append_drops_a_row_of_its_neighbour() -> Iterator[None]:
         rows[-1] -= 1
         return found._replace(table=found.table.slice(0, found.table.num_rows - 1), rows=rows)
 
-    with patched(append_drafts, "_convert_together", convert_together):
+    with patched(group_small_appends, "_convert_together", convert_together):
         yield
 
 
@@ -429,7 +435,7 @@ def the_end_of_a_store_does_not_wait_for_its_background() -> Iterator[None]:
 @in_stores
 @bug
 def a_change_is_made_by_one_key_more() -> Iterator[None]:
-    real = change_rows.parse_keys
+    real = upsert_update_delete.parse_keys
 
     def keys_of(rows, schema, names=None):
         keys = real(rows, schema, names)
@@ -438,7 +444,7 @@ def a_change_is_made_by_one_key_more() -> Iterator[None]:
             return pa.table({"k": pa.array([one, one + 1], pa.int64())})
         return keys
 
-    with patched(change_rows, "parse_keys", keys_of):
+    with patched(upsert_update_delete, "parse_keys", keys_of):
         yield
 
 
@@ -455,7 +461,7 @@ def an_id_that_was_given_up_is_announced_again() -> Iterator[None]:
 
         catalog.change(expect)
 
-    with patched(pending_creates, "check_reserved", check_expected):
+    with patched(create_in_transaction, "check_reserved", check_expected):
         yield
 
 
@@ -564,7 +570,7 @@ def a_merge_leaves_rows_that_it_should_delete() -> Iterator[None]:
 @in_stores
 @bug
 def a_replacement_keeps_the_rows_that_it_replaces() -> Iterator[None]:
-    real = change_rows.replace_delta
+    real = upsert_update_delete.replace_delta
 
     def replacing(where, rows):
         compute = real(where, rows)
@@ -575,5 +581,5 @@ def a_replacement_keeps_the_rows_that_it_replaces() -> Iterator[None]:
 
         return without
 
-    with patched(change_rows, "replace_delta", replacing):
+    with patched(upsert_update_delete, "replace_delta", replacing):
         yield

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import timespine as ts
-from timespine.client.engine_interface import handle_of
+from timespine.client.api_for_engines import handle_of
 from timespine.views.engine import kept_rows, touched_rows
 from timespine.views.engine.evaluate import Keys
 from timespine.views.engine.lowering import WEIGHT

@@ -25,8 +25,8 @@ from timespine.arrangement.follow.followed_rows import History, Question
 from timespine.arrangement.follow.save_checkpoints import Saving
 from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view_as_of import ArrangementView
+from timespine.client.api_for_engines import TimeLike, handle_of
 from timespine.client.collection import Collection
-from timespine.client.engine_interface import TimeLike, handle_of
 from timespine.client.inner_handles import POLL_MAX_S, POLL_MIN_S
 from timespine.client.lazy_arrangement import ArrangementHold
 from timespine.client.read.change_feed import FeedEvent

@@ -22,12 +22,12 @@ from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.change_set import Changes
 from timespine.client.read.commit_stream import CommitEvent, CommitStream
 from timespine.client.read.holds import CriticalHold, Hold, take_critical, take_hold
-from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
+from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.sealed_and_unsealed import Contents, contents
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms
-from timespine.client.write import append_drafts, change_rows
+from timespine.client.write import group_small_appends, upsert_update_delete
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.prepare import materialize_once
@@ -104,7 +104,7 @@ class Collection(OneProcess):
                 self._handle, rows, at, upper, expected_upper
             )
             return committed
-        return append_drafts.append_or_wait(self._handle, rows, at, upper, expected_upper)
+        return group_small_appends.append_or_wait(self._handle, rows, at, upper, expected_upper)
 
     def write(
         self, rows: RowsLike, *, at: TimeLike | None = None, times: str | None = None, late: LatePolicy = REFUSE
@@ -142,7 +142,7 @@ class Collection(OneProcess):
         if is_spark_frame(rows):
             committed: CommitResult = load_spark_module("write.write_modes").upsert_frame(self._handle, rows)
             return committed
-        return change_rows.change(self._handle, change_rows.upsert_delta(rows), "upsert")
+        return upsert_update_delete.change(self._handle, upsert_update_delete.upsert_delta(rows), "upsert")
 
     def delete(self, keys: RowsLike | None = None, *, where: Where | None = None) -> CommitResult:
         """Delete rows by their keys, or by a condition.
@@ -153,19 +153,19 @@ class Collection(OneProcess):
         if is_spark_frame(keys) and where is None:
             committed: CommitResult = load_spark_module("write.write_modes").delete_frame(self._handle, keys)
             return committed
-        return change_rows.change(self._handle, change_rows.delete_delta(keys, where), "delete")
+        return upsert_update_delete.change(self._handle, upsert_update_delete.delete_delta(keys, where), "delete")
 
     def update(self, *, where: Where | None = None, set: SetLike) -> CommitResult:
         """Set values in the rows that satisfy a condition; in all rows without one."""
-        return change_rows.change(self._handle, change_rows.update_delta(where, set), "update")
+        return upsert_update_delete.change(self._handle, upsert_update_delete.update_delta(where, set), "update")
 
     def replace(self, rows: RowsLike, *, where: Where | None = None) -> CommitResult:
         """Replace the rows that satisfy a condition (all, without one) by other rows."""
-        return change_rows.change(self._handle, change_rows.replace_delta(where, rows), "replace")
+        return upsert_update_delete.change(self._handle, upsert_update_delete.replace_delta(where, rows), "replace")
 
     def merge(self, source: RowsLike) -> Merge[CommitResult]:
         """Begin a merge with matched and not matched clauses; `.execute()` commits it."""
-        return Merge(partial(change_rows.change, self._handle), source)
+        return Merge(partial(upsert_update_delete.change, self._handle), source)
 
     def finish(self) -> None:
         """Seal all times: no writer can add anything to the collection afterwards."""

@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 def drop_sink(collection: Collection, name: str) -> int:
     """Remove the records of a streaming sink, by its name or the id of its query; return their number."""
-    from timespine.client.engine_interface import handle_of
+    from timespine.client.api_for_engines import handle_of
     from timespine.spark.stream.sink_progress import drop_sink_records
 
     return drop_sink_records(handle_of(collection), name)
@@ -54,7 +54,7 @@ def drop_sink(collection: Collection, name: str) -> int:
 
 def drop_reads(collection: Collection) -> int:
     """End the leases of `spark.read` and `register` on a collection before their term; return their number."""
-    from timespine.client.engine_interface import handle_of
+    from timespine.client.api_for_engines import handle_of
     from timespine.spark.read.fixed_term_leases import drop_read_leases
 
     return drop_read_leases(handle_of(collection))
@@ -62,7 +62,7 @@ def drop_reads(collection: Collection) -> int:
 
 def drop_hold(collection: Collection, name: str) -> bool:
     """End the hold of a stream that will not continue; return whether there was one."""
-    from timespine.client.engine_interface import handle_of
+    from timespine.client.api_for_engines import handle_of
     from timespine.spark.read.stream_reader import drop_stream_hold
 
     return drop_stream_hold(handle_of(collection), name)

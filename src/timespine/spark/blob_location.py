@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from timespine.client.engine_interface import CollectionHandle
+from timespine.client.api_for_engines import CollectionHandle
 from timespine.client.store import Store
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.worker_slice import CACHE_BYTES

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from timespine.client.engine_interface import fresh_id, merge_engine_of
+from timespine.client.api_for_engines import fresh_id, merge_engine_of
 from timespine.client.store import Store
 from timespine.columnar.merge.merge_engine import Engine
-from timespine.columnar.merge.one_merge import MergedParts, MergeTask
+from timespine.columnar.merge.run_merge import MergedParts, MergeTask
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.part_access import Parts

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timespine.client.engine_interface import parse_duration_ms
+from timespine.client.api_for_engines import parse_duration_ms
 from timespine.errors import UsageError, short_repr
 from timespine.ids import check_segment
 from timespine.location.opening.consensus_address import parse_consensus

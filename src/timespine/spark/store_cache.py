@@ -12,8 +12,8 @@ import contextlib
 import os
 from dataclasses import dataclass, replace
 
+from timespine.client.api_for_engines import StoreContext
 from timespine.client.collection import Collection
-from timespine.client.engine_interface import StoreContext
 from timespine.client.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.errors import TimespineError

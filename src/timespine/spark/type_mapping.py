@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.engine_interface import parse_keys
+from timespine.client.api_for_engines import parse_keys
 from timespine.columnar.ingest.cast import mismatch
 from timespine.columnar.ingest.require_key_columns import refuse_missing
 from timespine.columnar.ingest.to_arrow import check_names

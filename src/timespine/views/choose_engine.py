@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timespine.client.engine_interface import ReadOptions, extent_of, open_changes, open_snapshot
+from timespine.client.api_for_engines import ReadOptions, extent_of, open_changes, open_snapshot
 from timespine.errors import UsageError, short_repr
 from timespine.views.engine.portable_plans import only_spark
 from timespine.views.engine.store_source import InputReader

@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     CollectionHandle,
     ReadOptions,
     Store,

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     AppendTime,
     CollectionHandle,
     ReadOptions,

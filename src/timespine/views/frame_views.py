@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from timespine.client.engine_interface import Store
+from timespine.client.api_for_engines import Store
 from timespine.errors import UsageError, short_repr
 from timespine.views.definition import ViewDefinition
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     Collection,
     ReadOptions,
     Store,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from timespine.client.engine_interface import Definition, Store, begin_refresh, catalog_entries
+from timespine.client.api_for_engines import Definition, Store, begin_refresh, catalog_entries
 from timespine.columnar.schema.schema import DIFF, define
 from timespine.core.transitions import Retain
 from timespine.errors import CollectionExists, Contention, UpperMismatch

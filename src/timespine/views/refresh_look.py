@@ -6,7 +6,7 @@ registry, and one of each input, however many views read it.
 
 from __future__ import annotations
 
-from timespine.client.engine_interface import CatalogEntry, CollectionHandle, Store, catalog_entries, open_entry
+from timespine.client.api_for_engines import CatalogEntry, CollectionHandle, Store, catalog_entries, open_entry
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import State
 from timespine.views.definition import ViewDefinition

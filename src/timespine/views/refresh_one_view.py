@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from timespine.client.engine_interface import CollectionHandle, Store
+from timespine.client.api_for_engines import CollectionHandle, Store
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.errors import UsageError
 from timespine.views.choose_engine import CHANGES, PROCESS, WHOLE, Choice, choose_engine, sizes_of

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     CatalogEntry,
     Collection,
     CollectionHandle,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     Collection,
     CollectionHandle,
     ReadOptions,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     Collection,
     CollectionHandle,
     Definition,

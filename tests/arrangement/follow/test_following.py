@@ -13,7 +13,7 @@ import timespine as ts
 from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.follow import begin_following
 from timespine.arrangement.spine.spine import Spine
-from timespine.client.engine_interface import handle_of
+from timespine.client.api_for_engines import handle_of
 from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.errors import Determinate, SinceError, UsageError

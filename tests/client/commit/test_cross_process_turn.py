@@ -7,7 +7,7 @@ from memory_store import QUICK, Script, in_threads
 
 from timespine.client.commit import cross_process_turn as turns
 from timespine.client.commit.cross_process_turn import CLAIM_WAITS, PAUSE_MAX_MS
-from timespine.client.commit.retry_policy import RETRY
+from timespine.client.commit.retry_limits import RETRY
 from timespine.core.transitions import ClaimTurn, ReleaseTurn
 from timespine.core.transitions.turns import REST_MS, free_from
 from timespine.errors import UsageError

@@ -12,7 +12,7 @@ from msgspec import msgpack
 import timespine as ts
 from timespine.client.commit import relay
 from timespine.client.commit.leader_queue import PendingCall
-from timespine.client.write.append_drafts import pending_append
+from timespine.client.write.group_small_appends import pending_append
 from timespine.client.write.small_appends.relay_messages import AppendReply
 from timespine.core.transitions import ExpireCommitter
 from timespine.errors import Determinate, Fenced, Indeterminate, InvalidRows, WrongProcess
@@ -310,14 +310,14 @@ def test_a_store_that_closes_does_not_take_the_role_or_hand_anything_over(pair):
 def test_a_close_that_waits_too_long_for_another_process_can_be_repeated(pair):
     first, second = pair
     begun, go = threading.Event(), threading.Event()
-    real = first._committer.offer_draft
+    real = first._committer.offer_append
 
-    def offer_draft(draft, collection):
+    def offer_append(append, collection):
         begun.set()
         go.wait(60)
-        return real(draft, collection)
+        return real(append, collection)
 
-    first._committer.offer_draft = offer_draft
+    first._committer.offer_append = offer_append
     thread = threading.Thread(target=lambda: second["log"].append(row(0)))
     thread.start()
     begun.wait(60)

@@ -7,7 +7,7 @@ import pytest
 from memory_store import BLOBS
 
 from timespine.client.diagnostics.doctor import FindingKind, examine
-from timespine.columnar.merge import one_merge
+from timespine.columnar.merge import run_merge
 from timespine.columnar.merge.split_past import SplitUpdates
 from timespine.columnar.predicate.where import col
 from timespine.columnar.scan import parallel_scan, settled_run_with_changes
@@ -119,13 +119,13 @@ def test_expiry_drops_the_past_run_and_keeps_the_live_one_as_it_is(collection):
 
 
 def test_the_doctor_finds_rows_of_the_past_that_do_not_add_up(place, monkeypatch):
-    true = one_merge.split_past
+    true = run_merge.split_past
 
     def wrong(*arguments):
         for live, past in true(*arguments):
             yield SplitUpdates(past, live)
 
-    monkeypatch.setattr(one_merge, "split_past", wrong)
+    monkeypatch.setattr(run_merge, "split_past", wrong)
     store = place.open(config=SPLITS)
     collection = store.create("c", key={"id": "int64"}, value={"v": "string"}, timeline="counter")
     collection.append(rows(range(COUNT), "old"))

@@ -11,7 +11,7 @@ import pytest
 from interrupts import Bytecodes
 from memory_store import Script
 
-from timespine.client.read import acquire, change_feed, commit_stream, leases, log_follower, open_reads, rows
+from timespine.client.read import acquire, change_feed, commit_stream, leases, log_follower, open_read, rows
 from timespine.client.read.leases import LINGER_S, ROTATE_S
 from timespine.config import Config
 from timespine.errors import Unavailable
@@ -210,7 +210,7 @@ def young_garbage():
 @pytest.mark.usefixtures("young_garbage")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_bytecode_leaves_no_lease_for_ever(filled, name):
-    modules = (acquire, change_feed, commit_stream, log_follower, open_reads, leases, rows)
+    modules = (acquire, change_feed, commit_stream, log_follower, open_read, leases, rows)
     files = frozenset(module.__file__ for module in modules)
     store = filled.open()
     orders = store["orders"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from timespine.client.engine_interface import slices_of
+from timespine.client.api_for_engines import slices_of
 from timespine.config import Config
 from timespine.testing.latency import SlowPlace, pools_on
 

@@ -5,7 +5,7 @@ import pytest
 from memory_store import BLOBS, QUICK, Gate, Script, together
 
 from timespine.client.commit import accept_older_schema
-from timespine.client.commit.retry_policy import RetryPolicy
+from timespine.client.commit.retry_limits import RetryPolicy
 from timespine.client.write.bulk_load import bulk_load
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import SchemaChanged, UsageError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import LONG, MAX, SMALL, ascending_runs, counted, keys, order_of, small, tables
 
-from timespine.columnar.kernels import consolidate_unordered
+from timespine.columnar.kernels import consolidate_shared_keys
 from timespine.columnar.kernels import kway_merge as module
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.kway_merge import kway_merge
@@ -68,14 +68,14 @@ def test_without_an_order_the_rows_are_the_same_and_each_table_is_ascending(data
 
 def test_rows_that_nothing_touches_are_neither_sorted_nor_compared(monkeypatch):
     seen = []
-    monkeypatch.setattr(consolidate_unordered, "LARGE_ROWS", 1000)
-    original = consolidate_unordered.consolidate_inputs
+    monkeypatch.setattr(consolidate_shared_keys, "LARGE_ROWS", 1000)
+    original = consolidate_shared_keys.consolidate_inputs
 
     def spied(inputs, *rest):
         seen.extend(row for tables in inputs for table in tables for row in table["k"].to_pylist())
         return original(inputs, *rest)
 
-    monkeypatch.setattr(consolidate_unordered, "consolidate_inputs", spied)
+    monkeypatch.setattr(consolidate_shared_keys, "consolidate_inputs", spied)
     base = numbers(range(1000), v=["old"] * 1000)
     update = numbers([7, 7, 500, 500, 2000], v=["new", "old", "new", "old", "new"])
     update = update.set_column(2, "_diff", pa.array([1, -1, 1, -1, 1]))
@@ -92,7 +92,7 @@ def test_a_few_rows_come_in_order_too():
 
 
 def test_a_run_by_itself_passes_as_it_is_if_no_key_is_there_twice(monkeypatch):
-    monkeypatch.setattr(consolidate_unordered, "LARGE_ROWS", 1000)
+    monkeypatch.setattr(consolidate_shared_keys, "LARGE_ROWS", 1000)
     base = numbers(range(1000))
     (only,) = kway_merge([iter([base])], ["k"], chunk_bytes=1 << 20, apart=1)
     assert only.column("k").chunk(0).buffers()[1].address == base.column("k").chunk(0).buffers()[1].address

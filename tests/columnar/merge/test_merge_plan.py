@@ -6,7 +6,7 @@ import pytest
 from run_cases import Place
 from test_merge_engine import KV, TINY, comparable, kv, leaves, output, rows_of
 
-from timespine.columnar.merge import one_merge
+from timespine.columnar.merge import run_merge
 from timespine.columnar.merge.merge_plan import SMALL, InputPart, stretches
 from timespine.columnar.scan import part_access as parts_module
 from timespine.core.batch import Order, Part, Run
@@ -158,7 +158,7 @@ def test_a_thousand_tiny_runs_in_the_state_are_decoded_once_each_and_merged_once
     updates = [[kv(n, time=1), kv(5000 + n if overlapping else n, "z", time=1)] for n in range(1000)]
     runs = [place.run(each, kinds=("inline",)) for each in updates]
     decoded = watched(monkeypatch, parts_module, "decode_together")
-    merges = watched(monkeypatch, one_merge, "merge_sources")
+    merges = watched(monkeypatch, run_merge, "merge_sources")
     merged = output(place, runs)
     assert merged.batch.len == 2000
     blocks = [len(parts) for parts, *_ in decoded]
@@ -169,7 +169,7 @@ def test_a_thousand_tiny_runs_in_the_state_are_decoded_once_each_and_merged_once
 def test_tiny_parts_that_do_not_meet_are_merged_together(monkeypatch):
     place = place_of()
     runs = [place.run([kv(n, time=1)]) for n in range(200)]
-    merges = watched(monkeypatch, one_merge, "merge_sources")
+    merges = watched(monkeypatch, run_merge, "merge_sources")
     merged = output(place, runs, config=replace(place.config, part_bytes=1 << 16))
     assert [part.rows for part in leaves(place, merged.batch)] == [200]
     assert len(merges) == 1
@@ -179,7 +179,7 @@ def test_tiny_parts_that_do_not_meet_are_merged_together(monkeypatch):
 def test_overlapping_runs_are_looked_through_once(monkeypatch, number):
     place = place_of()
     runs = [place.run([kv(n, time=1), kv(5000 + n, time=1)]) for n in range(number)]
-    looked = watched(monkeypatch, one_merge.RunMerge, "_sources")
+    looked = watched(monkeypatch, run_merge.RunMerge, "_sources")
     assert output(place, runs).batch.len == 2 * number
     assert [len(pieces) for _, _, pieces in looked] == [1] * number
 

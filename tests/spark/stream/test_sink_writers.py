@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import timespine as ts
-from timespine.client.engine_interface import commit_steps, handle_of
+from timespine.client.api_for_engines import commit_steps, handle_of
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import Determinate, Indeterminate
 from timespine.location.object_store.bucket import Bucket

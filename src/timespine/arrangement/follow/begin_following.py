@@ -17,8 +17,8 @@ from timespine.arrangement.follow.checkpoint_origin import misfit, origin_of
 from timespine.arrangement.follow.followed_rows import NamedColumns, Question
 from timespine.arrangement.manifest import read_manifest
 from timespine.arrangement.spine.spine import Spine
+from timespine.client.api_for_engines import handle_of, restrict_columns
 from timespine.client.collection import Collection
-from timespine.client.engine_interface import handle_of, restrict_columns
 from timespine.client.read.change_feed import ChangeFeed, FeedEvent
 from timespine.columnar.ingest.update_table import update_table
 from timespine.core.arrangement.levels import level_rules

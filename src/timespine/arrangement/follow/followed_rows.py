@@ -8,7 +8,7 @@ from typing import Literal
 
 from timespine.columnar.predicate.parser import parse_predicate
 from timespine.columnar.predicate.predicate import Predicate
-from timespine.columnar.predicate.renamed_columns import rename_columns
+from timespine.columnar.predicate.rename_columns import rename_columns
 from timespine.columnar.predicate.where import Where, as_predicate
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, short_repr

@@ -13,7 +13,7 @@ from timespine.arrangement.batch.chunk import Chunk
 from timespine.arrangement.follow.begin_following import Followed
 from timespine.arrangement.follow.checkpoint_origin import origin_of
 from timespine.arrangement.follow.followed_rows import Question
-from timespine.client.engine_interface import CollectionHandle
+from timespine.client.api_for_engines import CollectionHandle
 from timespine.core.arrangement.checkpoint_policy import save_pause_s
 from timespine.errors import Determinate, TimespineError, UsageError
 from timespine.locks import Lock

@@ -29,7 +29,7 @@ from timespine.arrangement.read.find_key import (
     summed_rows,
 )
 from timespine.arrangement.read.key_window import WindowSource
-from timespine.client.engine_interface import repeat_by_diff
+from timespine.client.api_for_engines import repeat_by_diff
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.kernels.comparable_words import Key, Probes

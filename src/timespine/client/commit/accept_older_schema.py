@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.commit.retry_policy import RETRY
+from timespine.client.commit.retry_limits import RETRY
 from timespine.columnar.ingest.update_table import project_rows
 from timespine.columnar.schema.schema import Field, Schema
 from timespine.core.group import Answers, CommandTransaction, Refused

@@ -24,7 +24,7 @@ import msgspec
 
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.replies import is_turn_taken
-from timespine.client.commit.retry_policy import RETRY
+from timespine.client.commit.retry_limits import RETRY
 from timespine.config import TURN_MS_MAX
 from timespine.core.effects import Protocol, Sleep
 from timespine.core.group import Answers, CommandTransaction, Refused

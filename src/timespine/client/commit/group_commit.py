@@ -12,10 +12,10 @@ from typing import TypeVar
 from timespine.client.commit.accept_older_schema import SchemaCheck, offer_checked
 from timespine.client.commit.commit_and_answer import Offer, Replies, answer_group
 from timespine.client.commit.cross_process_turn import Patience
-from timespine.client.commit.draft import Draft, QueuedCalls, is_transaction, stage_by_kind
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
 from timespine.client.commit.leader_queue import CallReply, LeaderQueue
+from timespine.client.commit.queued_append import QueuedAppend, QueuedCalls, is_transaction, stage_by_kind
 from timespine.client.commit.relay import Relay
 from timespine.client.commit.replies import is_fenced, is_turn_taken, require_accepted, with_names
 from timespine.client.commit.shared_session import SharedSession
@@ -87,7 +87,7 @@ class GroupCommitter:
         self._turn = Lock("the committer of this process", TURN_S, is_reentrant=True)
         # Reentrant: placing a transaction may put rows, which may register a writer.
         self._pid = os.getpid()
-        self._line: LeaderQueue[CommandTransaction | Draft] = LeaderQueue()
+        self._line: LeaderQueue[CommandTransaction | QueuedAppend] = LeaderQueue()
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that a thread that
         # reads the session and then looks here sees both of one moment (test_group_commit.py).
@@ -159,10 +159,10 @@ class GroupCommitter:
         patience = patience or self.patience()
         return patience.offer(transaction, lambda each: self._line.offer(each, self._lead))
 
-    def offer_draft(self, draft: Draft, collection: str) -> CallReply:
-        """Stage and commit a draft together with the rest of the queue; return its reply, or raise its error."""
+    def offer_append(self, append: QueuedAppend, collection: str) -> CallReply:
+        """Stage and commit an append together with the rest of the queue; return its reply, or raise its error."""
         self._check_collections([collection])
-        return self._line.offer(draft, self._lead)
+        return self._line.offer(append, self._lead)
 
     def _check_collections(self, collections: list[str]) -> None:
         """Raise a UsageError for a commit to collections that are not created yet."""
@@ -387,19 +387,19 @@ class GroupCommitter:
         return [ExpireCommitter(committer)] if kept else [ExpireWriter(writer), ExpireCommitter(committer)]
 
     def _lead(self, group: QueuedCalls) -> None:
-        """Commit the queue as one group: transactions, and drafts once they are staged.
+        """Commit the queue as one group: transactions, and queued appends once they are staged.
 
-        Drafts come first: no transaction of the group can take their times. Answered callers leave before drafts are
-        staged again.
+        Queued appends come first: no transaction of the group can take their times. Answered callers leave before
+        appends are staged again.
         """
         group = group if self.relay is None else self.relay.hand_over(self, group)
-        drafts = stage_by_kind(group)
-        offers: Sequence[Offer] = [*drafts, *filter(is_transaction, group)]
+        appends = stage_by_kind(group)
+        offers: Sequence[Offer] = [*appends, *filter(is_transaction, group)]
         self.session.count("grouped", max(len(group) - 1, 0))
         while offers:
             self._commit_offers(offers)
-            offers = drafts = [each for each in drafts if each.advance()]
-            if drafts:
+            offers = appends = [each for each in appends if each.advance()]
+            if appends:
                 self._line.notify([each for each in group if each.is_done])
 
     def _commit_offers(self, offers: Sequence[Offer]) -> None:

@@ -1,7 +1,7 @@
 """The relay: one process of a machine commits the small appends of all of them.
 
 Processes that lose compare-and-sets to each other share a commit instead. One of them takes the role of the appender.
-The others hand their drafts over to it, and it commits them together with its own. A lone process never does any of
+The others hand their appends over to it, and it commits them together with its own. A lone process never does any of
 this, and a process whose request is declined commits by itself, as it would without a relay.
 
 Exactly-once stays in the state. What is handed over is the next group of the committer of its own process: the commit
@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from timespine.client.commit.draft import DraftCalls, Handover, QueuedCalls, drafts_by_kind
+from timespine.client.commit.queued_append import AppendCalls, Handover, QueuedCalls, appends_by_kind
 from timespine.core.group import CommandTransaction, Origin, Refused
 from timespine.core.state import Committer
 from timespine.core.transitions import ExpireCommitter
@@ -38,7 +38,7 @@ APART_S = 1.0
 
 
 class Relay:
-    """The part of one process in the relay: it appends for the others, or hands its drafts over, or neither."""
+    """The part of one process in the relay: it appends for the others, or hands its queued appends over, or neither."""
 
     def __init__(self, channel: Channel, answer: Answer, monotonic: Callable[[], float]) -> None:
         self._channel = channel
@@ -55,14 +55,14 @@ class Relay:
         """The lock of calls that take the role, and of the end, after which none does."""
 
     def hand_over(self, committer: GroupCommitter, group: QueuedCalls) -> QueuedCalls:
-        """Hand the drafts of a group over to the appender; return the calls that are left to this process."""
-        for drafts in drafts_by_kind(group):
-            if self._follows(committer, drafts[0].item.collection):
-                self._hand_over(committer, drafts)
+        """Hand the queued appends of a group over to the appender; return the calls that are left to this process."""
+        for appends in appends_by_kind(group):
+            if self._follows(committer, appends[0].item.collection):
+                self._hand_over(committer, appends)
         return [each for each in group if not each.is_done]
 
     def _follows(self, committer: GroupCommitter, collection: str) -> bool:
-        """Return whether to hand drafts over: after a few losses, to the process that has the role."""
+        """Return whether to hand queued appends over: after a few losses, to the process that has the role."""
         if self._is_following or self._is_appender or self._is_closed:
             return self._is_following and not self._is_closed
         losses, now = committer.counters.get("lost", 0), self._monotonic()
@@ -84,10 +84,10 @@ class Relay:
                 self._apart_until = float("inf")
         return self._is_following
 
-    def _hand_over(self, committer: GroupCommitter, drafts: DraftCalls) -> None:
-        """Let the appender commit some drafts of one kind. Those that it does not commit stay without a reply."""
-        item = drafts[0].item
-        handover: Handover | None = item.relay(drafts)
+    def _hand_over(self, committer: GroupCommitter, appends: AppendCalls) -> None:
+        """Let the appender commit some appends of one kind. Those that it does not commit stay without a reply."""
+        item = appends[0].item
+        handover: Handover | None = item.relay(appends)
         if handover is None:
             return
 
@@ -99,10 +99,10 @@ class Relay:
                     return
                 is_done = handover.accept(self._channel.ask(request))
             except Indeterminate as error:
-                is_done = self._look(committer, drafts, handover, origin, error)
+                is_done = self._look(committer, appends, handover, origin, error)
             except Determinate:
                 pass
-            committer.session.count("handed over" if is_done else "not handed over", len(drafts))
+            committer.session.count("handed over" if is_done else "not handed over", len(appends))
             if not is_done:
                 self._step_aside()
 
@@ -112,17 +112,17 @@ class Relay:
     def _look(
         self,
         committer: GroupCommitter,
-        drafts: DraftCalls,
+        appends: AppendCalls,
         handover: Handover,
         origin: Origin,
         error: Indeterminate,
     ) -> bool:
-        """Find out what became of drafts that were handed over; return whether they have a reply or an error."""
+        """Find out what became of appends that were handed over; return whether they have a reply or an error."""
         self._step_aside()
         try:
-            found = self._last_word(committer, drafts[0].item.collection, origin, error)
+            found = self._last_word(committer, appends[0].item.collection, origin, error)
         except (Indeterminate, Fenced) as in_doubt:
-            for each in drafts:
+            for each in appends:
                 each.error = in_doubt
             return True
         if found is not None:

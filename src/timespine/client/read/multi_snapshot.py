@@ -9,7 +9,7 @@ from types import TracebackType
 from timespine.client.collection import Collection, handle_of
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import WAIT_S, last_complete, seconds_of
-from timespine.client.read.open_reads import ReadOptions, open_snapshot
+from timespine.client.read.open_read import ReadOptions, open_snapshot
 from timespine.client.read.rows import Snapshot
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import TimeLike, unwrap_time

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from timespine.client.argument_types import RowsLike, SetLike
 from timespine.client.row_args import restrict_columns
-from timespine.client.write.change_rows import POLARS_ERRORS, as_expression, repeat_present_rows
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
+from timespine.client.write.upsert_update_delete import POLARS_ERRORS, as_expression, repeat_present_rows
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.key_set import KeySet

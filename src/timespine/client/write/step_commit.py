@@ -7,7 +7,7 @@
 
 If a commit is refused, it goes back as far as the reason demands, and no further: other processes were first (place
 again), the state has no room for inline rows, the writer had expired or the schema changed (stage again), rows that
-the change depends on can no longer be followed (prepare again). `client.commit.retry_policy` has the limits.
+the change depends on can no longer be followed (prepare again). `client.commit.retry_limits` has the limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from timespine.client.commit.cross_process_turn import Patience, TurnCommit
-from timespine.client.commit.retry_policy import RETRY, contention, reread_contention
+from timespine.client.commit.retry_limits import RETRY, contention, reread_contention
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage import Runs, StagedRuns, did_not_commit, prepare_again, stage

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Unpack
 
 from timespine.client.argument_types import CreateOptions, IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
-from timespine.client.catalog.pending_creates import Definition, PendingCreates
+from timespine.client.catalog.create_in_transaction import Definition, PendingCreates
 from timespine.client.collection import Collection, expire_command
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.inner_handles import CollectionHandle
@@ -32,7 +32,7 @@ from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.rows import Snapshot
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import FrontierLike, TimeLike
-from timespine.client.write import change_rows
+from timespine.client.write import upsert_update_delete
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.prepare import has_no_times, materialize_once
 from timespine.client.write.prepare_unsealed import REFUSE
@@ -120,19 +120,19 @@ class Transaction(OneProcess):
 
     def upsert(self, collection: str | Collection, rows: RowsLike) -> None:
         """Replace the rows with the same keys, and add the others."""
-        self.change(collection, change_rows.upsert_delta(copy_rows(rows)), "upsert")
+        self.change(collection, upsert_update_delete.upsert_delta(copy_rows(rows)), "upsert")
 
     def delete(self, collection: str | Collection, keys: RowsLike | None = None, *, where: Where | None = None) -> None:
         """Delete rows by their keys, or by a condition."""
-        self.change(collection, change_rows.delete_delta(copy_rows(keys), where), "delete")
+        self.change(collection, upsert_update_delete.delete_delta(copy_rows(keys), where), "delete")
 
     def update(self, collection: str | Collection, *, where: Where | None = None, set: SetLike) -> None:
         """Set values in the rows that satisfy a condition; in all rows without one."""
-        self.change(collection, change_rows.update_delta(where, set), "update")
+        self.change(collection, upsert_update_delete.update_delta(where, set), "update")
 
     def replace(self, collection: str | Collection, rows: RowsLike, *, where: Where | None = None) -> None:
         """Replace the rows that satisfy a condition (all, without one) by other rows."""
-        self.change(collection, change_rows.replace_delta(where, copy_rows(rows)), "replace")
+        self.change(collection, upsert_update_delete.replace_delta(where, copy_rows(rows)), "replace")
 
     def merge(self, collection: str | Collection, source: RowsLike) -> Merge[None]:
         """Begin a merge with matched and not matched clauses; `.execute()` makes it part of the transaction."""

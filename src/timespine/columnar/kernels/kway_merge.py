@@ -16,7 +16,7 @@ from contextlib import suppress
 import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate_inputs
-from timespine.columnar.kernels.consolidate_unordered import consolidate_touched
+from timespine.columnar.kernels.consolidate_shared_keys import consolidate_touched
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 

@@ -24,7 +24,7 @@ from concurrent.futures import Executor
 
 import msgspec
 
-from timespine.columnar.merge.one_merge import MergeDelegate, MergedParts, MergeResources, MergeTask, RunMerge
+from timespine.columnar.merge.run_merge import MergeDelegate, MergedParts, MergeResources, MergeTask, RunMerge
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.parts.part_list_tree import Counters
 from timespine.columnar.schema.schema import Schema

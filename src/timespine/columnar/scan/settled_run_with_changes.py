@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.consolidate_unordered import FEW, LARGE_ROWS
+from timespine.columnar.kernels.consolidate_shared_keys import FEW, LARGE_ROWS
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.part_access import ROW_BYTES, Parts, meta_of
 from timespine.columnar.scan.scan import scan

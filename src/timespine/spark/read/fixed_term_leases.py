@@ -7,7 +7,7 @@ lease, also across processes. So a dashboard with a query every second registers
 
 from __future__ import annotations
 
-from timespine.client.engine_interface import CollectionHandle, Hold, LeasedState, fresh_id, parse_duration_ms
+from timespine.client.api_for_engines import CollectionHandle, Hold, LeasedState, fresh_id, parse_duration_ms
 from timespine.core.state import State
 from timespine.core.transitions import ExpireReader, RegisterReader
 from timespine.model.frontier import Frontier

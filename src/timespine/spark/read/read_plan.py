@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from timespine.client.collection import Collection
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     Changes,
     CollectionHandle,
     Hold,
@@ -23,6 +22,7 @@ from timespine.client.engine_interface import (
     read_schema_of,
     slices_of,
 )
+from timespine.client.collection import Collection
 from timespine.columnar.schema.schema import Schema, is_reserved, shown_names
 from timespine.core.state import State
 from timespine.errors import UsageError, short_repr

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
+from timespine.client.api_for_engines import ReadOptions, extent_of, handle_of, open_snapshot, slices_of
 from timespine.client.collection import Collection
-from timespine.client.engine_interface import ReadOptions, extent_of, handle_of, open_snapshot, slices_of
 from timespine.client.store import Store
 from timespine.columnar.scan.worker_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF

@@ -22,8 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from timespine.client.collection import Collection
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     Changes,
     CollectionHandle,
     CriticalHold,
@@ -31,6 +30,7 @@ from timespine.client.engine_interface import (
     handle_of,
     take_critical,
 )
+from timespine.client.collection import Collection
 from timespine.core.state import State
 from timespine.core.transitions import ReleaseHold
 from timespine.errors import UsageError, short_repr

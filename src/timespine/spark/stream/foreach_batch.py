@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from timespine.client.collection import Collection
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     CollectionHandle,
     CommandStep,
     CommitResult,
@@ -24,6 +23,7 @@ from timespine.client.engine_interface import (
     commit_steps,
     handle_of,
 )
+from timespine.client.collection import Collection
 from timespine.core.transitions import Command
 from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from timespine.client.api_for_engines import handle_of, is_spark_frame
 from timespine.client.collection import Collection
-from timespine.client.engine_interface import handle_of, is_spark_frame
 from timespine.client.store import Store
 from timespine.columnar.schema.schema import TIME
 from timespine.errors import UsageError, short_repr

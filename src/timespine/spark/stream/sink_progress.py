@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from timespine.client.engine_interface import CollectionHandle
+from timespine.client.api_for_engines import CollectionHandle
 from timespine.core.state import State
 from timespine.core.transitions import CommitSink, DropSink
 from timespine.errors import BatchAlreadyCommitted, TimespineError, UsageError

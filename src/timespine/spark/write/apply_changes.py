@@ -16,12 +16,12 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.engine_interface import CollectionHandle, Compute, Grain, Look, RowDelta
+from timespine.client.api_for_engines import CollectionHandle, Compute, Grain, Look, RowDelta
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, short_repr
-from timespine.spark.change_log_columns import (
+from timespine.spark.change_columns import (
     CHANGE_TYPE,
     COMMIT_VERSION,
     DELETE_KINDS,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from timespine.client.api_for_engines import open_or_create, undo_create
 from timespine.client.collection import Collection
-from timespine.client.engine_interface import open_or_create, undo_create
 from timespine.columnar.schema.schema import Schema, infer, is_reserved
 from timespine.errors import TimespineError, UnknownCollection, UsageError
 from timespine.spark.options import DELETE, UPSERT, Options

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     CHANGE_TYPE,
     REFUSE,
     AppendTime,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     CommitResult,
     CurrentRows,
     DependsOnRead,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.engine_interface import AppendTime, CollectionHandle, CommandStep, Step, append_runs_step
+from timespine.client.api_for_engines import AppendTime, CollectionHandle, CommandStep, Step, append_runs_step
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.spark.setup.worker_python import check_workers, is_connect

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from timespine.client.engine_interface import parse_duration_ms, upper_after
+from timespine.client.api_for_engines import parse_duration_ms, upper_after
 from timespine.core.transitions import AdvanceUpper, Command
 from timespine.errors import UsageError, short_repr
 from timespine.model.frontier import Frontier

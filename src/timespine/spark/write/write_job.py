@@ -8,7 +8,7 @@ from types import TracebackType
 
 import msgspec
 
-from timespine.client.engine_interface import CollectionHandle, did_not_commit, flush_inline, fresh_id
+from timespine.client.api_for_engines import CollectionHandle, did_not_commit, flush_inline, fresh_id
 from timespine.columnar.parts.part_list_tree import delete_keys
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.write.run_writer import RunWriter

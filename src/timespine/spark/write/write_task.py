@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     REFUSE,
     RowDelta,
     apply_late_policy,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     LATE,
     NOTHING,
     REFUSE,

@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 from timespine.client.collection import Collection
-from timespine.client.commit import cross_process_turn, effect_driver, relay, retry_policy
+from timespine.client.commit import cross_process_turn, effect_driver, relay, retry_limits
 from timespine.client.store import Store
 from timespine.core.state import State, Status
 from timespine.testing.simulator.checker import HistoryResult
@@ -333,7 +333,7 @@ def without_log() -> Iterator[None]:
 @contextlib.contextmanager
 def with_short_waits() -> Iterator[None]:
     """Let changes claim a turn after one loss, and processes share a relay at once: histories are short."""
-    before, at_once = retry_policy.RETRY, {"LOSSES": relay.LOSSES, "OWN_COMMITTERS": relay.OWN_COMMITTERS}
+    before, at_once = retry_limits.RETRY, {"LOSSES": relay.LOSSES, "OWN_COMMITTERS": relay.OWN_COMMITTERS}
     vars(cross_process_turn)["RETRY"] = dataclasses.replace(before, quick_losses=1)
     vars(relay).update(dict.fromkeys(at_once, 0))
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from timespine.client.engine_interface import CollectionHandle, ReadOptions, open_snapshot
+from timespine.client.api_for_engines import CollectionHandle, ReadOptions, open_snapshot
 from timespine.columnar.schema.schema import DIFF
 from timespine.views.engine.evaluate import consolidate
 from timespine.views.engine.lowering import WEIGHT, to_memory

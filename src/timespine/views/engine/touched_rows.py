@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     CollectionHandle,
     ReadOptions,
     Rows,

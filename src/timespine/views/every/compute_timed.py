@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from timespine.client.engine_interface import ReadOptions, open_updates
+from timespine.client.api_for_engines import ReadOptions, open_updates
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError
 from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes

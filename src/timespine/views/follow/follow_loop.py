@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from timespine.client.engine_interface import CATALOG_KEY, Store, catalog_entries, context_of, heads_of
+from timespine.client.api_for_engines import CATALOG_KEY, Store, catalog_entries, context_of, heads_of
 from timespine.errors import StoreClosed, TimespineError, Unavailable, UnknownCollection, WrongProcess
 from timespine.views.refresh import Refreshed, refresh_together
 from timespine.views.registry import definitions, view_entry

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from timespine.client.engine_interface import (
+from timespine.client.api_for_engines import (
     CommitSignal,
     DurationLike,
     Store,

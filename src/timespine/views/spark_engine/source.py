@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from timespine.client.engine_interface import ReadOptions, extent_of, open_changes, open_snapshot
+from timespine.client.api_for_engines import ReadOptions, extent_of, open_changes, open_snapshot
 from timespine.columnar.schema.schema import DIFF
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import to_spark

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+from timespine.client.api_for_engines import Store
 from timespine.client.argument_types import ViewPolicy, ViewTimes
-from timespine.client.engine_interface import Store
 from timespine.errors import UnsupportedView
 from timespine.views.refresh import Refreshed
 from timespine.views.sql.statements import Statement, parse_statement

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from memory_store import BLOBS, QUICK, SMALL, MemoryStore, in_threads
 from rival_cases import beside, counts, create, now, of, row
 
-from timespine.client.commit.retry_policy import RetryPolicy
-from timespine.client.write import change_rows, step_commit
+from timespine.client.commit.retry_limits import RetryPolicy
+from timespine.client.write import step_commit, upsert_update_delete
 from timespine.client.write.read_current import Grain
 from timespine.client.write_results import CommitResult, WriteResult
 from timespine.columnar.schema.schema import define
@@ -116,13 +116,13 @@ def test_what_a_change_looks_at_decides_what_a_patch_is_worked_out_from():
     schema = define({"k": "int64"}, {"n": "int64"}, (), 1)
     keyless = define(None, {"n": "int64", "tags": "list<string>"}, (), 1)
     by_row, by_all = {"n": pl.col("n") + 1}, {"n": pl.col("n").sum()}
-    assert change_rows.update_delta(None, by_row)(schema).grain is Grain.KEYS
-    assert change_rows.update_delta(None, {"n": 1})(schema).grain is Grain.KEYS
-    assert change_rows.update_delta(None, by_all)(schema).grain is Grain.ALL
-    assert change_rows.update_delta(None, by_row)(keyless).grain is Grain.ALL, (
+    assert upsert_update_delete.update_delta(None, by_row)(schema).grain is Grain.KEYS
+    assert upsert_update_delete.update_delta(None, {"n": 1})(schema).grain is Grain.KEYS
+    assert upsert_update_delete.update_delta(None, by_all)(schema).grain is Grain.ALL
+    assert upsert_update_delete.update_delta(None, by_row)(keyless).grain is Grain.ALL, (
         "nested rows cannot be found by their columns"
     )
-    assert change_rows.delete_where_delta("n = 1")(schema).grain is Grain.NEWS
+    assert upsert_update_delete.delete_where_delta("n = 1")(schema).grain is Grain.NEWS
 
 
 def test_a_change_whose_own_count_overflows_keeps_the_blobs_that_it_committed(place, monkeypatch):

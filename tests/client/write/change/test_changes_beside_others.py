@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import BLOBS, QUICK, MemoryStore, Script, in_threads
 
-from timespine.client.commit.retry_policy import RetryPolicy
+from timespine.client.commit.retry_limits import RetryPolicy
 from timespine.client.write import step_commit
 from timespine.errors import Contention, Determinate, Indeterminate
 from timespine.location.unreliable import Fault

@@ -14,9 +14,9 @@ from memory_store import BLOBS, QUICK, SMALL, counted, in_threads
 from rival_cases import beside, counts, create, now, row
 
 import timespine as ts
-from timespine.client.commit.retry_policy import RETRY
+from timespine.client.commit.retry_limits import RETRY
 from timespine.client.write import read_current
-from timespine.columnar.kernels import consolidate_unordered
+from timespine.columnar.kernels import consolidate_shared_keys
 from timespine.columnar.scan import scan
 from timespine.config import DEFAULT, TURN_MS_MAX
 from timespine.errors import Contention, UsageError
@@ -25,7 +25,7 @@ BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"]
 
 
 def test_what_a_change_adds_because_of_others_is_in_order_however_it_was_read(place, monkeypatch):
-    monkeypatch.setattr(consolidate_unordered, "LARGE_ROWS", 4)
+    monkeypatch.setattr(consolidate_shared_keys, "LARGE_ROWS", 4)
     monkeypatch.setattr(scan, "SMALL_ROWS", 4)
 
     def append_twice(theirs):

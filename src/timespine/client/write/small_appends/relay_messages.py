@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from timespine.client.argument_types import Row
-from timespine.client.commit.draft import DraftCalls
 from timespine.client.commit.leader_queue import GROUP_MAX
+from timespine.client.commit.queued_append import AppendCalls
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import to_updates, upper_after
 from timespine.client.write_results import CommitResult
@@ -70,7 +70,7 @@ def encode_reply(outcome: str, results: Sequence[CommitResult] = (), reason: str
 class SmallAppends:
     """Appends of this process to one collection, while another one commits them."""
 
-    def __init__(self, handle: CollectionHandle, group: DraftCalls) -> None:
+    def __init__(self, handle: CollectionHandle, group: AppendCalls) -> None:
         self._handle = handle
         self._group = group
         self._schema, _ = handle.schema(handle.known())

@@ -9,7 +9,7 @@ import msgspec
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.commit.relay import Relay
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.write.append_drafts import RelayedAppends, pending_append
+from timespine.client.write.group_small_appends import RelayedAppends, pending_append
 from timespine.client.write.small_appends.relay_messages import DECODE_REQUEST, AppendRequest, encode_reply
 from timespine.client.write.stage import did_not_commit
 from timespine.core.group import Origin
@@ -32,20 +32,20 @@ class AppendAnswers:
         """Commit the appends of a request together with those of this process; return the encoded reply."""
         try:
             asked = DECODE_REQUEST.decode(request)
-            draft = self._draft(asked)
+            append = self._queued_append(asked)
         except (msgspec.MsgspecError, RecursionError, UsageError) as error:
             return encode_reply("refused", reason=str(error))
         except TimespineError as error:  # storage is unavailable
             return encode_reply("declined", reason=str(error))
-        if draft is None:
+        if append is None:
             return encode_reply("declined", reason="this process knows another schema, or no such collection")
         try:
-            results = self._committer.offer_draft(draft, draft.collection)
+            results = self._committer.offer_append(append, append.collection)
         except TimespineError as error:
             return encode_reply("declined" if did_not_commit(error) else "in doubt", reason=str(error))
         return encode_reply("committed", results)
 
-    def _draft(self, asked: AppendRequest) -> RelayedAppends | None:
+    def _queued_append(self, asked: AppendRequest) -> RelayedAppends | None:
         """Return the appends of a request; None if they must be converted by another schema than the newest here."""
         for id, what in ((asked.collection, "collection"), (asked.committer, "committer"), (asked.writer, "writer")):
             check_segment(id, what)

@@ -15,7 +15,7 @@ change type in `_change_type` or `op`; without such a column, every row is an up
 The order of changes is that of the database, if the envelope has it, then of the file names, then of the lines.
 
 SUBTLE: lines of one split of a file have the same `_sequence`, since a stream cannot number them. A task reads them in
-their order, and the writer that applies them keeps it (test_changelog.py).
+their order, and the writer that applies them keeps it (test_cdc_files.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from timespine.errors import TimespineError, UsageError, short_repr
-from timespine.spark.change_log_columns import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
+from timespine.spark.change_columns import CHANGE_TYPE, DELETE, KINDS, SEQUENCE, UPSERT
 from timespine.spark.quoted_names import quoted
 
 if TYPE_CHECKING:

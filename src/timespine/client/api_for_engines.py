@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from timespine.client.catalog.catalog import CatalogEntry, view_hold_name, with_taken_over
 from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
-from timespine.client.catalog.pending_creates import Definition
+from timespine.client.catalog.create_in_transaction import Definition
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.inner_handles import Closable, CollectionHandle, StoreContext
@@ -48,13 +48,12 @@ from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIM
 from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.holds import CriticalHold, take_critical
 from timespine.client.read.leases import LeasedState
-from timespine.client.read.open_reads import ReadOptions, open_changes, open_snapshot, open_updates
+from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
 from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
 from timespine.client.write.append import append_step
-from timespine.client.write.change_rows import delete_keys_delta, replace_delta, upsert_delta
 from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
 from timespine.client.write.prebuilt_steps import FlushesRuns
 from timespine.client.write.prepare import PreparedRows, upper_after
@@ -84,6 +83,7 @@ from timespine.client.write.transaction_steps import (
     UnsealedWriteStep,
     unsealed_seen_by,
 )
+from timespine.client.write.upsert_update_delete import delete_keys_delta, replace_delta, upsert_delta
 from timespine.client.write_results import NOTHING, CommitResult, WriteResult
 from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.predicate.key_set import KeySet

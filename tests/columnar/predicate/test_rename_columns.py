@@ -6,7 +6,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from timespine.columnar.predicate.renamed_columns import rename_columns
+from timespine.columnar.predicate.rename_columns import rename_columns
 from timespine.columnar.predicate.where import as_predicate, col
 from timespine.errors import UsageError
 

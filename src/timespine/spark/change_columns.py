@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from timespine.client.engine_interface import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE
+from timespine.client.api_for_engines import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE
 
 COMMIT_VERSION, COMMIT_TIMESTAMP = "_commit_version", "_commit_timestamp"
 """The columns of a feed with the time of a change, and with its timestamp on the wall clock."""

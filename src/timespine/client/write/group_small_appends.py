@@ -1,7 +1,7 @@
 """Batch small appends: the leading thread converts, encodes and commits those that wait together once.
 
-They wait in the queue of the committer, as drafts (`client.commit.draft`), and the leading thread commits them with
-the waiting transactions. On a counter each append has a time of its own, in the order of the queue. On the wall clock
+They wait in the queue of the committer (`client.commit.queued_append`), and the leading thread commits them with the
+waiting transactions. On a counter each append has a time of its own, in the order of the queue. On the wall clock
 all of them get its present time: a time for each would run ahead of the clock at more than a thousand appends per
 second. The history has one line for them.
 An append whose rows do not fit gets its error, and the others are committed without it.
@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from timespine.client.argument_types import Row, RowsLike
 from timespine.client.commit.accept_older_schema import SchemaCheck, convert_to_newest
-from timespine.client.commit.draft import DraftCalls, Stages
 from timespine.client.commit.group_commit import NAMED
 from timespine.client.commit.leader_queue import PendingCall
-from timespine.client.commit.retry_policy import RETRY
+from timespine.client.commit.queued_append import AppendCalls, Stages
+from timespine.client.commit.retry_limits import RETRY
 from timespine.client.inner_handles import CollectionHandle, decode_schema
 from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.append import append_rows
@@ -63,7 +63,7 @@ _PLAIN = frozenset({int, float, str, bool, bytes, type(None)})
 
 
 class PendingAppend(NamedTuple):
-    """One append that waits: a draft (`client.commit.draft`)."""
+    """One append that waits: a queued append (`client.commit.queued_append`)."""
 
     handle: CollectionHandle
     rows: RowsLike
@@ -77,12 +77,12 @@ class PendingAppend(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """The kind of the draft: appends to one collection are committed as one batch."""
+        """The kind of the queued append: appends to one collection are committed as one batch."""
         return self.handle.id
 
     @property
     def appends(self) -> Sequence[PendingAppend]:
-        """The appends of this draft: itself."""
+        """The appends of this queued append: itself."""
         return (self,)
 
     @property
@@ -99,7 +99,7 @@ class PendingAppend(NamedTuple):
 
 
 class RelayedAppends(NamedTuple):
-    """Appends that another process handed over: one draft of this process."""
+    """Appends that another process handed over: one queued append of this process."""
 
     handle: CollectionHandle
     appends: Sequence[PendingAppend]
@@ -113,14 +113,14 @@ class RelayedAppends(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """The kind of the draft: it is staged together with the appends of this process."""
+        """The kind of the queued append: it is staged together with the appends of this process."""
         return self.handle.id
 
     def stages(self, group: list[PendingCall[AppendDraft]]) -> Stages:
         """Commit the appends of a group."""
         return _stages(self.handle, group)
 
-    def relay(self, group: DraftCalls) -> None:
+    def relay(self, group: AppendCalls) -> None:
         """Return None: it was handed over once."""
 
 
@@ -146,7 +146,7 @@ def append_or_wait(
         _, schema = handle.schema(handle.known())
         pending = pending_append(handle, rows)
         if pending is not None:
-            reply = handle.committer.offer_draft(pending, handle.id)
+            reply = handle.committer.offer_append(pending, handle.id)
             if not isinstance(reply, ByItself):
                 committed: CommitResult = reply
                 return committed
@@ -170,7 +170,7 @@ def _conversion_key(rows: RowsLike) -> tuple[Hashable | None, Sequence[str]]:
     """Return the conversion key of rows, and their columns; the key is None for rows that are converted alone.
 
     SUBTLE: the conversion of Python values depends on the types of all values of a column. So only rows whose
-    types are the same, and not nested, are converted together (test_append_drafts.py).
+    types are the same, and not nested, are converted together (test_group_small_appends.py).
     """
     if isinstance(rows, pa.Table):
         return (rows.schema, rows.column_names) if 0 < rows.num_rows <= ROWS_MAX else (None, ())

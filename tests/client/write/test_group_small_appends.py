@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from memory_store import BLOBS, QUICK, Gate, Script, in_threads, together
 
-from timespine.client.commit.retry_policy import RETRY
-from timespine.client.write import append_drafts
+from timespine.client.commit.retry_limits import RETRY
+from timespine.client.write import group_small_appends
 from timespine.client.write.small_appends import group_append_step
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, Indeterminate, InvalidRows, UsageError
@@ -140,15 +140,15 @@ def test_equal_rows_of_one_append_count_once_and_those_of_two_do_not_touch(place
         [{"n": 1}, {"n": 2, "text": "a"}],
         ({"n": 1},),
         [],
-        [{"n": n} for n in range(append_drafts.ROWS_MAX + 1)],
-        pa.table({"n": range(append_drafts.ROWS_MAX + 1)}),
+        [{"n": n} for n in range(group_small_appends.ROWS_MAX + 1)],
+        pa.table({"n": range(group_small_appends.ROWS_MAX + 1)}),
         {"n": [1]},
     ],
     ids=str,
 )
 def test_an_append_with_options_or_of_many_or_nested_rows_is_not_batched(place, gate, rows, monkeypatch):
     _, collection = opened(place, gate)
-    monkeypatch.setattr(append_drafts.PendingAppend, "stages", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(group_small_appends.PendingAppend, "stages", lambda *_: pytest.fail("it waits"))
     with contextlib.suppress(UsageError):
         collection.append(rows)
 

@@ -3,8 +3,8 @@
 import pytest
 from memory_store import BLOBS, QUICK, Gate, in_threads, together
 
-from timespine.client.commit.draft import StagedDrafts
-from timespine.client.write import append_drafts
+from timespine.client.commit.queued_append import StagedAppends
+from timespine.client.write import group_small_appends
 from timespine.errors import Determinate
 
 
@@ -28,7 +28,7 @@ def rows_of(collection):
 def test_small_appends_and_transactions_that_wait_share_one_compare_and_set(place, gate, timeline, config):
     store = place.open(consensus=gate, config=config)
     items, others = create(store, timeline=timeline), create(store, "others", timeline=timeline)
-    large = [{"n": n} for n in range(1000, 1000 + append_drafts.ROWS_MAX + 1)]
+    large = [{"n": n} for n in range(1000, 1000 + group_small_appends.ROWS_MAX + 1)]
     works = [
         lambda: items.append([{"n": 1}]),
         lambda: items.append([{"n": 2}]),
@@ -49,7 +49,7 @@ def test_transactions_are_answered_before_small_appends_are_staged_again(place, 
     store = place.open(consensus=gate)
     items, others = create(store), create(store, "others")
     elsewhere = place.open()["items"]
-    answered, real = [], StagedDrafts.advance
+    answered, real = [], StagedAppends.advance
 
     def advance(self):
         is_first = self.reply is None and self.error is None
@@ -60,7 +60,7 @@ def test_transactions_are_answered_before_small_appends_are_staged_again(place, 
         return real(self)
 
     notify = store._committer._line.notify
-    monkeypatch.setattr(StagedDrafts, "advance", advance)
+    monkeypatch.setattr(StagedAppends, "advance", advance)
     monkeypatch.setattr(store._committer._line, "notify", lambda group: (answered.append(len(group)), notify(group))[1])
     works = [lambda n=n: items.append([{"n": n}]) for n in range(1, 4)]
     done = together(gate, store, [*works, lambda: others.seal(50)])
@@ -70,7 +70,7 @@ def test_transactions_are_answered_before_small_appends_are_staged_again(place, 
 
 
 def test_large_values_are_stored_by_the_thread_that_brought_them(place, gate, monkeypatch):
-    monkeypatch.setattr(append_drafts, "BYTES_MAX", 2000)
+    monkeypatch.setattr(group_small_appends, "BYTES_MAX", 2000)
     store = place.open(consensus=gate, config=BLOBS)
     items = create(store)
     given = [[{"n": 1, "v": "a"}], [{"n": 2, "v": "b" * 3000}], [{"n": 3, "v": "c"}]]
@@ -87,7 +87,7 @@ def test_error_while_drafts_are_staged_is_raised_for_these_drafts_only(place, ga
     def prepare(self, *_):
         raise Determinate("no storage")
 
-    monkeypatch.setattr(append_drafts.GroupAppendStep, "prepare", prepare)
+    monkeypatch.setattr(group_small_appends.GroupAppendStep, "prepare", prepare)
     works = [lambda n=n: items.append([{"n": n}]) for n in range(1, 4)]
     first, second, third, sealed = together(gate, store, [*works, lambda: others.seal(50)])
     assert first.time == 1
@@ -99,7 +99,7 @@ def test_error_while_drafts_are_staged_is_raised_for_these_drafts_only(place, ga
 def test_small_appends_beside_large_ones_of_other_threads_are_all_in_once(place):
     store = place.open()
     items = create(store)
-    size = append_drafts.ROWS_MAX + 1
+    size = group_small_appends.ROWS_MAX + 1
 
     def small(thread):
         for each in range(10):
