@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from timespine.client.arrangement_protocols import OpenArrangement
 from timespine.client.collection import Collection
-from timespine.client.lazy_arrangement import OpenArrangement
 from timespine.spark.enrich_frame import enrich
 
 if TYPE_CHECKING:

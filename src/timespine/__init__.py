@@ -25,16 +25,16 @@ from timespine.client.argument_types import (
     ViewPolicy,
     ViewTimes,
 )
+from timespine.client.arrangement_protocols import ArrangementHold, OpenArrangement
 from timespine.client.backup.copy_store import CopyResult, copy, promote
 from timespine.client.backup.fence_store import fence
-from timespine.client.backup.restore_store import RestorePoint, RestoreResult
-from timespine.client.backup.restore_store import restore_store as restore
+from timespine.client.backup.restore_to_commit import RestorePoint, RestoreResult
+from timespine.client.backup.restore_to_commit import restore_store as restore
 from timespine.client.catalog.retention import Retention, RetentionLike
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.amplification import Amplification
 from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
 from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
-from timespine.client.lazy_arrangement import ArrangementHold, OpenArrangement
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.maintenance.vacuum import VacuumResult
 from timespine.client.open_store import open

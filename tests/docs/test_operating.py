@@ -7,7 +7,7 @@ from typer.main import get_command
 
 import timespine as ts
 from timespine.cli.app import app
-from timespine.client.catalog.drop import FORGET_MS
+from timespine.client.catalog.drop_and_purge import FORGET_MS
 from timespine.client.diagnostics.metrics import process_metrics
 from timespine.client.diagnostics.prometheus import StoreCollector
 from timespine.config import Config

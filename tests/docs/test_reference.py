@@ -51,7 +51,7 @@ ALIASES = (
     "client/argument_types.py",
     "client/time_args.py",
     "client/catalog/retention.py",
-    "client/backup/restore_store.py",
+    "client/backup/restore_to_commit.py",
     "columnar/predicate/where.py",
     "columnar/schema/types.py",
 )

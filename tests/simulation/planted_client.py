@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from mutations import bug, in_stores, patched
 
-from timespine.client.catalog import catalog, create_in_transaction, drop
+from timespine.client.catalog import catalog, create_in_transaction, drop_and_purge
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.commit.group_commit import GroupCommitter
@@ -326,7 +326,7 @@ def a_new_collection_takes_a_name_that_is_taken() -> Iterator[None]:
 @in_stores
 @bug
 def a_drop_forgets_whose_data_is_still_there() -> Iterator[None]:
-    real = drop.with_dropped
+    real = drop_and_purge.with_dropped
 
     def dropped(id, name, force, names):
         changed = real(id, name, force, names)
@@ -335,7 +335,7 @@ def a_drop_forgets_whose_data_is_still_there() -> Iterator[None]:
         left = tuple(each for each in changed.dropped if each != id)
         return msgspec.structs.replace(changed, dropped=left, forced=())
 
-    with patched(drop, "with_dropped", dropped):
+    with patched(drop_and_purge, "with_dropped", dropped):
         yield
 
 
@@ -485,7 +485,7 @@ def blobs_are_put_before_their_collection_is_announced() -> Iterator[None]:
 @in_stores
 @bug
 def ids_that_were_given_up_are_forgotten_at_once() -> Iterator[None]:
-    with patched(drop, "REMEMBERED_MS", 0):
+    with patched(drop_and_purge, "REMEMBERED_MS", 0):
         yield
 
 

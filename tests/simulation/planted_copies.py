@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 from mutations import bug, in_copies, patched
 
-from timespine.client.backup import copy_store, restore_store, store_cut
+from timespine.client.backup import copy_store, restore_to_commit, store_cut
 from timespine.client.backup.copy_blobs import NeededBlob
 from timespine.client.backup.copy_target import CopyTarget
 from timespine.errors import Contention
@@ -108,7 +108,7 @@ def a_restore_in_place_does_not_fence() -> Iterator[None]:
     def raise_epoch(store):
         return 0
 
-    with patched(restore_store, "raise_epoch", raise_epoch):
+    with patched(restore_to_commit, "raise_epoch", raise_epoch):
         yield
 
 
@@ -118,7 +118,7 @@ def a_restore_in_place_takes_the_newest_state() -> Iterator[None]:
     def state_after(head, state):
         return msgspec.structs.replace(head, seqno=head.seqno + 1)
 
-    with patched(restore_store, "state_after", state_after):
+    with patched(restore_to_commit, "state_after", state_after):
         yield
 
 

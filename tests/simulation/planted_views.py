@@ -8,7 +8,7 @@ import polars as pl
 from mutations import bug, in_views, patched
 
 from timespine.client.api_for_engines import view_hold_name
-from timespine.client.catalog.drop import DropService
+from timespine.client.catalog.drop_and_purge import DropService
 from timespine.client.store import Store
 from timespine.client.write.transaction import Transaction
 from timespine.core.transitions import AdvanceUpper, CompareAndDowngrade, RegisterHold

@@ -26,9 +26,9 @@ from timespine.arrangement.follow.save_checkpoints import Saving
 from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.client.api_for_engines import TimeLike, handle_of
+from timespine.client.arrangement_protocols import ArrangementHold
 from timespine.client.collection import Collection
 from timespine.client.inner_handles import POLL_MAX_S, POLL_MIN_S
-from timespine.client.lazy_arrangement import ArrangementHold
 from timespine.client.read.change_feed import FeedEvent
 from timespine.columnar.predicate.where import Where
 from timespine.errors import (

@@ -11,8 +11,8 @@ from timespine.cli.command_group import CommandGroup
 from timespine.cli.commands import (
     append_and_load,
     arrangements,
-    backup_and_fence,
     collections,
+    copy_restore_fence,
     evolve,
     inspect,
     maintain,
@@ -41,7 +41,7 @@ VERBS = (
     read,
     retention,
     maintain,
-    backup_and_fence,
+    copy_restore_fence,
     migrate_postgres,
     inspect,
     views,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from timespine.client.argument_types import IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
+from timespine.client.arrangement_protocols import OpenArrangement, load_arrange
 from timespine.client.catalog.evolve_schema import evolve_schema
 from timespine.client.catalog.retention import Retention, RetentionLike, policy_of
 from timespine.client.diagnostics.inspect import Inspection, inspect_state
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.lazy_arrangement import OpenArrangement, load_arrange
 from timespine.client.lazy_spark import is_spark_frame, load_spark_module
 from timespine.client.read import lookup, read_unsealed
 from timespine.client.read.acquire import WAIT_S, scan_request, seconds_of

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
+from timespine.client.arrangement_protocols import OpenArrangement
 from timespine.client.catalog.catalog import CatalogEntry, check_role
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.lazy_arrangement import OpenArrangement
 from timespine.client.read.leases import Leases
 from timespine.client.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
 from timespine.columnar.parts.part_cache import PartCache

@@ -20,7 +20,7 @@ from timespine.client.catalog.catalog import (
     check_role,
 )
 from timespine.client.catalog.create_in_transaction import Definition, PendingCreates, schema_of
-from timespine.client.catalog.drop import DropService
+from timespine.client.catalog.drop_and_purge import DropService
 from timespine.client.catalog.keep_deleted_setting import KeepDeletedVerbs
 from timespine.client.catalog.retention import (
     Retention,

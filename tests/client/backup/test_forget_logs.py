@@ -4,7 +4,7 @@ import pytest
 from memory_store import Clock
 
 import timespine as ts
-from timespine.client.maintenance.sweep_turns import SWEEPS, take_sweep_turn
+from timespine.client.maintenance.sweep_claim import SWEEPS, take_sweep_turn
 from timespine.location.consensus import LogWrite
 from timespine.location.memory import MemoryConsensus
 from timespine.location.sqlite import FORGOTTEN, SqliteConsensus

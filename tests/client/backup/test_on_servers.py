@@ -9,7 +9,7 @@ import pytest
 from memory_store import Clock
 
 import timespine as ts
-from timespine.client.maintenance.sweep_turns import SWEEPS
+from timespine.client.maintenance.sweep_claim import SWEEPS
 from timespine.location.opening.registry import place_of
 from timespine.location.opening.store_location import parse_location
 from timespine.location.postgres.migration import migrate

@@ -27,7 +27,7 @@ def place(tmp_path, clock, monkeypatch):
     def open_at(location, **options):
         return real(location, clock=clock, config=BLOBS, **{"maintenance": False, **options})
 
-    for module in ("copy_store", "restore_store"):
+    for module in ("copy_store", "restore_to_commit"):
         monkeypatch.setattr(f"timespine.client.backup.{module}.open", open_at)
     return lambda name="store": open_at(tmp_path / name)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import BLOBS, QUICK, MemoryStore, Script
 
-from timespine.client.catalog.cancel_reservations import RESERVED_MS
+from timespine.client.catalog.reservations import RESERVED_MS
 from timespine.errors import Determinate, TimespineError, Unavailable, UsageError
 from timespine.location.unreliable import Fault
 

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from memory_store import BLOBS, QUICK, Script
 
-from timespine.client.catalog.cancel_reservations import RESERVED_MS, expire_reservations, forget_cancelled
 from timespine.client.catalog.catalog import CHANGES_KEPT, LOG
+from timespine.client.catalog.reservations import RESERVED_MS, expire_reservations, forget_cancelled
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate
 from timespine.location.unreliable import Fault

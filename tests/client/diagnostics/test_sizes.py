@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from timespine.client.diagnostics.metrics import collection_metrics
-from timespine.client.maintenance.due_maintenance import SPARE_BYTES
+from timespine.client.maintenance.due_merges import SPARE_BYTES
 from timespine.config import Config
 
 SHORT = Config(inline_part_bytes=1, part_bytes=1 << 12, run_parts=4, rollup_seqnos=1000)

@@ -6,7 +6,7 @@ from assertions import until
 from key_value_cases import create, fill, now
 from maintenance_cases import OFTEN, background, runs
 
-from timespine.client.maintenance.due_maintenance import BLOB_WEIGHT, GATHER
+from timespine.client.maintenance.due_merges import BLOB_WEIGHT, GATHER
 from timespine.client.maintenance.maintenance import EXPIRE_S, VAIN_MAX
 from timespine.config import Config
 from timespine.core import maintenance_policy

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from memory_store import Script
 
-from timespine.client.maintenance import due_maintenance
-from timespine.client.maintenance.due_maintenance import is_nearly_full
+from timespine.client.maintenance import due_merges
+from timespine.client.maintenance.due_merges import is_nearly_full
 from timespine.config import Config
 from timespine.core.maintenance_policy import written_rows_max
 from timespine.location.unreliable import Fault
@@ -62,7 +62,7 @@ def test_a_fold_that_fails_fails_no_commit_and_is_left_alone_for_a_while(place):
 
 
 def test_nothing_is_folded_that_would_keep_an_append_waiting(place, monkeypatch):
-    monkeypatch.setattr(due_maintenance, "FOLD_ROWS", 1)
+    monkeypatch.setattr(due_merges, "FOLD_ROWS", 1)
     store = place.open(config=FEW)
     orders = create(store)
     fill(orders, 200)

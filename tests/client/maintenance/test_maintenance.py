@@ -15,7 +15,7 @@ from maintenance_cases import OFTEN, runs
 from memory_store import BLOBS, Clock, in_threads
 
 import timespine as ts
-from timespine.client.maintenance.due_maintenance import GATHER
+from timespine.client.maintenance.due_merges import GATHER
 from timespine.client.maintenance.maintenance import OVERDUE, REST_S
 from timespine.client.maintenance.skip_idle_collections import IDLE_S
 from timespine.config import Config

@@ -7,7 +7,7 @@ from key_value_cases import create, fill
 from maintenance_cases import OFTEN, background, runs
 from memory_store import BLOBS, Script, counted
 
-from timespine.client.maintenance.due_maintenance import SPARE_BYTES
+from timespine.client.maintenance.due_merges import SPARE_BYTES
 from timespine.client.maintenance.maintenance import EXPIRE_S, SWEEP_S
 from timespine.client.maintenance.maintenance_report import SKIPPED_MAX
 from timespine.core.transitions import ClaimMerge, RegisterWriter, RollUpAll

@@ -20,7 +20,7 @@ import msgspec
 from timespine.client.backup.store_cut import StoreCut, placed_state
 from timespine.client.catalog.catalog import Names, decode_catalog, encode_catalog
 from timespine.client.catalog.catalog_log import MoreWrites, scan_catalog, store_catalog, truncate_catalog
-from timespine.client.catalog.copy_record import CopyRecord
+from timespine.client.catalog.store_copy_record import CopyRecord
 from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.config import DEFAULT
 from timespine.core.effects import MergeRuns, Output, Protocol, Truncate

@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 
 from timespine.client.catalog.catalog_log import LOG, first_state, scan_catalog, store_catalog, truncate_catalog
-from timespine.client.catalog.copy_record import CopyRecord, check_usable
+from timespine.client.catalog.store_copy_record import CopyRecord, check_usable
 from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.core.encoding.codec import encode_state
 from timespine.core.encoding.envelope import VERSION, EnvelopeKind, unwrap_payload, wrap_payload

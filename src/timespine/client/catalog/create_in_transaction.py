@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from timespine.client.argument_types import CreateOptions, KeyLike, SchemaLike, Timeline
-from timespine.client.catalog.cancel_reservations import cancel_reservations, check_reserved
 from timespine.client.catalog.catalog import (
     FOR_EVER,
     TIMELINES,
@@ -26,6 +25,7 @@ from timespine.client.catalog.catalog import (
     fresh_collection_id,
 )
 from timespine.client.catalog.catalog_log import first_state
+from timespine.client.catalog.reservations import cancel_reservations, check_reserved
 from timespine.client.catalog.retention import RetentionLike, no_retention_error, policy_of
 from timespine.client.collection import Collection
 from timespine.client.commit.cross_process_turn import Patience

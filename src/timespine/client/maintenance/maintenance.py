@@ -28,7 +28,7 @@ from functools import partial
 
 from timespine.client.commit.group_commit import STORE_CLOSED, TURN_S, GroupCommitter
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.maintenance.due_maintenance import (
+from timespine.client.maintenance.due_merges import (
     GATHER,
     fits,
     is_claimed,
@@ -38,7 +38,7 @@ from timespine.client.maintenance.due_maintenance import (
     size_of,
     worth_folding,
 )
-from timespine.client.maintenance.find_expired_history import oldest_to_rewrite, worth_forgetting
+from timespine.client.maintenance.estimate_expired_history import oldest_to_rewrite, worth_forgetting
 from timespine.client.maintenance.maintenance_report import NO_SPACE, MaintenanceReport, describe_error
 from timespine.client.maintenance.maintenance_thread import MaintenanceThread
 from timespine.client.maintenance.maintenance_times import MaintenanceTimes
@@ -50,7 +50,7 @@ from timespine.client.maintenance.settled_collections import (
     retention_horizon,
 )
 from timespine.client.maintenance.skip_idle_collections import IdleTracker
-from timespine.client.maintenance.sweep_turns import SweepTurns
+from timespine.client.maintenance.sweep_claim import SweepTurns
 from timespine.columnar.kernels.background_flag import background_work
 from timespine.core.maintenance_policy import CollectStep, is_forgetting_due, next_collect_step, worth_compacting
 from timespine.core.protocols import garbage, maintain

@@ -22,7 +22,7 @@ from timespine.client.api_for_engines import (
     restrict_columns,
 )
 from timespine.columnar.ingest.update_table import conform_columns
-from timespine.columnar.predicate.key_bloom_filter import KeyFilter
+from timespine.columnar.predicate.changed_keys_bloom_filter import KeyFilter
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window

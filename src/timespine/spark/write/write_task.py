@@ -25,7 +25,7 @@ from timespine.client.api_for_engines import (
     with_times,
 )
 from timespine.columnar.ingest.update_table import conform_columns, to_update_table
-from timespine.columnar.predicate.key_bloom_filter import filter_of
+from timespine.columnar.predicate.changed_keys_bloom_filter import filter_of
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.scan.worker_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF, TIME, Schema
@@ -72,7 +72,7 @@ class TaskResult(NamedTuple):
     latest: int | None = None
     """The largest time of the rows."""
     keys: bytes | None = None
-    """The Bloom filter of their keys, if the task looked these up (`columnar.predicate.key_bloom_filter`)."""
+    """The Bloom filter of their keys, if the task looked these up (`columnar.predicate.changed_keys_bloom_filter`)."""
 
 
 @dataclass(frozen=True, slots=True)

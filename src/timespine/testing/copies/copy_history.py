@@ -8,7 +8,7 @@ from typing import Any
 
 from timespine.client.backup.copy_store import copy, promote
 from timespine.client.backup.fence_store import fence
-from timespine.client.backup.restore_store import RestorePoint, restore_store
+from timespine.client.backup.restore_to_commit import RestorePoint, restore_store
 from timespine.client.store import Store
 from timespine.errors import Fenced, StoreFenced, Unavailable, UsageError
 from timespine.testing.copies.copy_ports import ORIGIN, CopyingHistory

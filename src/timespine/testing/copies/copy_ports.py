@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
-from timespine.client.backup import copy_store, copy_target, restore_store
+from timespine.client.backup import copy_store, copy_target, restore_to_commit
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.store import Store
 from timespine.errors import UsageError
@@ -141,7 +141,7 @@ class CopyingHistory(History):
             mock.patch.object(copy_target, "uuid", ids),
             mock.patch.object(copy_store, "uuid", ids),
             mock.patch.object(copy_store, "open", self._open),
-            mock.patch.object(restore_store, "open", self._open),
+            mock.patch.object(restore_to_commit, "open", self._open),
         ):
             yield
 

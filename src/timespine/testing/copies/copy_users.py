@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from timespine.client.backup.copy_store import copy
-from timespine.client.backup.restore_store import RestorePoint, RestoreResult, restore_store
+from timespine.client.backup.restore_to_commit import RestorePoint, RestoreResult, restore_store
 from timespine.client.catalog.catalog_log import LOG
 from timespine.errors import (
     Contention,

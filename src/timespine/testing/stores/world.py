@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from timespine.client.catalog import catalog
 from timespine.client.catalog.catalog_log import LOG
-from timespine.client.maintenance.sweep_turns import SWEEPS
+from timespine.client.maintenance.sweep_claim import SWEEPS
 from timespine.columnar.parts.inline_part import decode_inline
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import DEFAULT

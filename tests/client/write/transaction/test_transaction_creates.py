@@ -9,8 +9,8 @@ from key_value_cases import create
 from memory_store import BLOBS, QUICK, Gate, Script
 from transaction_cases import BOTH, keys_of, row, rows
 
-from timespine.client.catalog.cancel_reservations import REMEMBERED_MS, RESERVED_MS
-from timespine.client.catalog.drop import LOOK_MS
+from timespine.client.catalog.drop_and_purge import LOOK_MS
+from timespine.client.catalog.reservations import REMEMBERED_MS, RESERVED_MS
 from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.config import Config
 from timespine.errors import ClosedError, Determinate, Indeterminate, Unavailable, UsageError

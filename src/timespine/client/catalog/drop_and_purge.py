@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from timespine.client.catalog.cancel_reservations import REMEMBERED_MS, expire_reservations, forget_cancelled
 from timespine.client.catalog.catalog import (
     Catalog,
     Names,
@@ -32,6 +31,7 @@ from timespine.client.catalog.catalog import (
     with_undone_create,
 )
 from timespine.client.catalog.keep_deleted_setting import is_kept
+from timespine.client.catalog.reservations import REMEMBERED_MS, expire_reservations, forget_cancelled
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.inner_handles import CollectionHandle
 from timespine.columnar.parts.part_list_tree import delete_keys

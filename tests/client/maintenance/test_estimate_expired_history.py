@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from memory_store import BLOBS
 
-from timespine.client.maintenance.find_expired_history import oldest_to_rewrite, worth_forgetting
+from timespine.client.maintenance.estimate_expired_history import oldest_to_rewrite, worth_forgetting
 from timespine.core.transitions import Refresh, RollUpAll
 
 

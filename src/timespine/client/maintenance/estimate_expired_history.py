@@ -78,12 +78,12 @@ def _describe_batch(parts: Parts, leaf: Leaf, state: State) -> _BatchHistory:
     known = [_meta(parts, run, part) for run in batch.runs for part in run.parts]
     expired = [meta for meta in known if meta is None or _has_expired(meta, state)]
     # SUBTLE: a merge up to a since folds updates up to there: one per row is left, and a retraction that is left
-    # in the oldest batch has nothing to cancel (test_find_expired_history.py).
+    # in the oldest batch has nothing to cancel (test_estimate_expired_history.py).
     loose = [meta for meta in expired if meta is None or not _is_folded(meta, batch)]
     retracts = any(meta is None or meta.negatives != 0 for meta in expired)
     folds = any(meta is None or meta.repeats != 0 for meta in loose)
     # SUBTLE: a retraction and its insertion may lie in two runs, or in two neighbouring parts of one run: no part has
-    # a repeat then (test_find_expired_history.py).
+    # a repeat then (test_estimate_expired_history.py).
     listed = list(batch.parts)
     several = len(listed) > 1 or any(part.hollow for part in listed)
     folds = folds or (several and any(meta is None or meta.negatives != 0 for meta in loose))

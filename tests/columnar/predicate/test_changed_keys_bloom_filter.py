@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timespine.columnar.predicate.key_bloom_filter import KeyFilter, digests, filter_of
+from timespine.columnar.predicate.changed_keys_bloom_filter import KeyFilter, digests, filter_of
 from timespine.columnar.schema.schema import define
 
 NAN = float("nan")

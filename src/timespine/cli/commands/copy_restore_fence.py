@@ -15,7 +15,7 @@ from timespine.cli.output.progress import progress
 from timespine.cli.output.row_writers import write_done
 from timespine.client.backup.copy_store import copy, promote
 from timespine.client.backup.fence_store import fence
-from timespine.client.backup.restore_store import RestorePoint, restore_store
+from timespine.client.backup.restore_to_commit import RestorePoint, restore_store
 from timespine.client.catalog.retention import duration as as_words
 from timespine.errors import UsageError, short_repr
 
