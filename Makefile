@@ -76,7 +76,7 @@ lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
 	$(RUN) $(PYTEST) tests/core tests/model tests/testing --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 	$(RUN) -m pytest -n $(MORE_JOBS) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/spark --ignore=tests/simulation
-	$(RUN) $(PYTEST) tests/simulation
+	$(RUN) -m pytest -n $(MORE_JOBS) tests/simulation
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
 unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
@@ -86,7 +86,7 @@ $(VENV)/spark-classes.jsa: | $(VENV)/.dev
 	$(RUN) tests/spark/class_archive.py $@
 
 spark: $(VENV)/.dev $(VENV)/spark-classes.jsa            ## reads, writes, streams and merges on Spark, and executors that are killed
-	$(RUN) $(PYTEST) --dist loadfile tests/spark
+	$(RUN) -m pytest -n $(MORE_JOBS) --dist loadfile --no-loadscope-reorder tests/spark
 
 determinism: $(VENV)/.dev            ## 190 seeds replay identically, whatever the hash seed
 	@for flavour in mixed schemas streams kept stores arrangements spines bucket views copies; do \
@@ -99,18 +99,18 @@ determinism: $(VENV)/.dev            ## 190 seeds replay identically, whatever t
 	done
 
 planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
-	$(RUN) $(PYTEST) tests/simulation/test_planted.py -m slow
+	$(RUN) -m pytest -n $(MORE_JOBS) tests/simulation/test_planted.py -m slow
 
 sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket, views and copies: make sim HISTORIES=20000 SEED=0
-	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 40 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 30 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 20 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 25 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour kept --histories $$(($(HISTORIES) / 20)) --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour stores --histories $(STORE_HISTORIES) --ops 20 --seed $(SEED) --jobs $(MORE_JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour stores --histories $(STORE_HISTORIES) --ops 15 --seed $(SEED) --jobs $(MORE_JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour spines --histories $(SPINE_HISTORIES) --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour arrangements --histories $(ARRANGEMENT_HISTORIES) --ops 40 --seed $(SEED) --jobs $(MORE_JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour spines --real --histories 200 --seed $(SEED) --jobs $(MORE_JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour bucket --histories $(HISTORIES) --ops 40 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --flavour bucket --histories $(HISTORIES) --ops 25 --seed $(SEED) --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour views --histories $(VIEW_HISTORIES) --ops 30 --seed $(SEED) --jobs $(MORE_JOBS)
 	$(RUN) -m timespine.testing.simulate --flavour copies --histories $(COPY_HISTORIES) --ops 20 --seed $(SEED) --jobs $(MORE_JOBS)
 
@@ -119,7 +119,7 @@ sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes
 	$(RUN) -m timespine.testing.simulate --real --flavour streams --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
 
 crash: $(VENV)/.dev            ## kill -9 of writers, readers and maintenance, at least fifty times
-	$(RUN) $(PYTEST) --dist loadfile tests/crash -m slow
+	$(RUN) -m pytest -n $(MORE_JOBS) --dist loadfile tests/crash -m slow
 
 replay: $(VENV)/.dev            ## one history, step by step: make replay SEED=42 FLAVOUR=streams
 	$(RUN) -m timespine.testing.simulate --histories 1 --flavour $(FLAVOUR) --seed $(SEED) --trace
@@ -135,6 +135,7 @@ soak: $(VENV)/.dev            ## hours instead of minutes: more histories, and t
 	$(RUN) -m timespine.testing.simulate --flavour copies --histories 20000 --ops 40 --seed 1000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --histories 10000 --ops 400 --seed 2000000 --jobs $(JOBS)
 	$(RUN) -m timespine.testing.simulate --real --histories 20000 --ops 60 --seed 3000000 --jobs $(JOBS)
+	EXAMPLES_TIMES=20 $(RUN) -m pytest tests/core tests/model tests/columnar
 	MACHINE_EXAMPLES=2000 $(RUN) -m pytest tests/client/test_machine.py
 	EXAMPLES_TIMES=50 $(RUN) -m pytest tests/client/write/change tests/client/catalog/test_create_in_transaction.py tests/cli/test_cli_processes.py tests/views/test_engine.py tests/views/test_every_time.py tests/views/test_delta.py tests/arrangement/test_cursor.py
 	$(RUN) tests/simulation/planted.py

@@ -11,9 +11,10 @@ from hypothesis import settings
 # Assertions of modules that tests share hold under `python -O` too, and what they call is called there.
 _SHARED = (path.stem for path in Path(__file__).parent.rglob("*.py") if not path.stem.startswith(("test_", "conftest")))
 pytest.register_assert_rewrite(*_SHARED)
+from assertions import examples  # noqa: E402
 
 # A slow machine is not a failing property, and a failure must be repeatable by copying what it printed.
-settings.register_profile("timespine", deadline=None, print_blob=True)
+settings.register_profile("timespine", max_examples=examples(50), deadline=None, print_blob=True)
 settings.load_profile("timespine")
 
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 from examples.spark_pipeline.console import bar, waiting
 from timespine.client.collection import Collection
 from timespine.client.store import Store
-from timespine.spark.cdc_files import collection_columns, stream_changes
 from timespine.spark.change_columns import SEQUENCE
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import release
+from timespine.spark.read_cdc_files import collection_columns, stream_changes
 from timespine.spark.stream.foreach_batch import foreach_batch
 
 if TYPE_CHECKING:

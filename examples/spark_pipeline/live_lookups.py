@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from timespine.client.arrangement_protocols import OpenArrangement
 from timespine.client.collection import Collection
-from timespine.spark.enrich_frame import enrich
+from timespine.spark.enrich_from_arrangement import enrich
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

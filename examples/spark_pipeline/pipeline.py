@@ -41,10 +41,10 @@ from timespine.config import Config
 from timespine.errors import SinceError, UsageError
 from timespine.location.opening.registry import place_of
 from timespine.location.opening.store_location import parse_location
-from timespine.spark.cdc_files import collection_columns, read_changes, reason_of, stream_changes
 from timespine.spark.change_columns import DELETE, INSERT, POSTIMAGE, SEQUENCE
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import release
+from timespine.spark.read_cdc_files import collection_columns, read_changes, reason_of, stream_changes
 from timespine.spark.setup.session import Setting, prepare, session
 from timespine.spark.stream.foreach_batch import foreach_batch
 

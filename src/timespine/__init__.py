@@ -41,10 +41,10 @@ from timespine.client.open_store import open
 from timespine.client.read.change_feed import ChangeFeed, FeedEvent
 from timespine.client.read.change_set import Changes
 from timespine.client.read.commit_stream import CommitEvent, CommitStream
-from timespine.client.read.holds import CriticalHold, Hold
 from timespine.client.read.multi_snapshot import MultiSnapshot
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.sealed_and_unsealed import Contents
+from timespine.client.read.user_holds import CriticalHold, Hold
 from timespine.client.store import Store
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike
 from timespine.client.write.batch_writer import Writer

@@ -222,7 +222,7 @@ MOVES = (
 )
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_cursor_moves_as_the_model_does(data):
     with tiny(), small_windows(data.draw(st.integers(1, 4))):

@@ -14,6 +14,15 @@ from timespine.spark.write import driver_or_tasks
 
 QUICK_START = java_options()
 
+LONG = ("test_cluster", "test_connect", "test_object_store", "test_pipeline", "test_enrich", "test_view_oracle")
+"""The files of few, long tests. They begin first: at the end, one worker would run them while the others are idle."""
+
+
+def pytest_collection_modifyitems(items):
+    """Put the long files first, in the order of `LONG`. pytest-xdist keeps the order with `--no-loadscope-reorder`."""
+    rank = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
 
 @pytest.fixture(scope="session")
 def spark():

@@ -13,7 +13,7 @@ from every_type import VALUES, canonical, row
 
 import timespine as ts
 from timespine.errors import UsageError
-from timespine.spark import enrich_frame
+from timespine.spark import enrich_from_arrangement
 from timespine.spark.enrich_task import OPEN_MAX, _opened, match_rows, open_once
 
 
@@ -115,7 +115,7 @@ def test_the_rows_are_those_of_the_checkpoint_when_the_frame_was_made(spark, sto
 
 
 def test_a_session_keeps_a_bounded_number_of_checkpoints(spark, store, folder, monkeypatch):
-    monkeypatch.setattr(enrich_frame, "PINS_MAX", 2)
+    monkeypatch.setattr(enrich_from_arrangement, "PINS_MAX", 2)
     items = index_of(store, folder, [{"id": 1, "name": "n0"}])
     frames = []
     with items.arrange(folder=folder) as index:
@@ -126,7 +126,7 @@ def test_a_session_keeps_a_bounded_number_of_checkpoints(spark, store, folder, m
             frames[-1].count()
     assert plain(frames[-1]) == [(1, "n5")]
     assert plain(frames[-2]) == [(1, "n4")]
-    assert len([place for place in enrich_frame._pinned[spark] if place[0] == folder]) == 2
+    assert len([place for place in enrich_from_arrangement._pinned[spark] if place[0] == folder]) == 2
     with pytest.raises(Exception, match="was replaced by"):
         ts.spark.enrich(spark.range(1, 2), ts.arrangement.OpenedCheckpoint(folder, 1), on="id")
 

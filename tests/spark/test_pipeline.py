@@ -1,4 +1,4 @@
-"""The pipeline answers right on a given log, leaves the session alone, and says what is wrong.
+"""The pipeline answers right on a given log (`make soak`), leaves the session alone, and says what is wrong.
 
 `test_object_store.py` runs it on a generated log.
 """
@@ -29,6 +29,7 @@ def run():
     return command
 
 
+@pytest.mark.slow
 def test_any_log_will_do(spark, tmp_path, run):
     events = [
         {"before": None, "after": {"sku": f"s{n % 30}", "shelf": f"x{n % 4}", "price": n / 10}, "op": "u", "ts_ms": n}
@@ -43,18 +44,20 @@ def test_any_log_will_do(spark, tmp_path, run):
     assert spark.range(3).count() == 3  # the session of others goes on
     assert "by_shelf: count and sum of price per shelf" in told
     assert "29 rows" in told
-    code, told = run("--log", log)
-    assert (code, told.splitlines()[-1]) == (
-        NOT_UNDERSTOOD,
-        "name the key columns; there are: price, shelf, sku",
-    )
     code, told = run("--store", tmp_path / "kept" / "store", "--keep", tmp_path / "beside")
     assert (code, "has collections: name a new folder or prefix" in told) == (NOT_UNDERSTOOD, True)
-    code, told = run("--log", tmp_path / "nowhere", "--keep", tmp_path / "other")
-    assert (code, "no file and no folder" in told) == (NOT_UNDERSTOOD, True)
     with pytest.raises(SystemExit) as ended:
         run("--keep", tmp_path / "kept")
     assert ended.value.code == NOT_UNDERSTOOD
+
+
+def test_a_log_without_a_key_and_a_log_that_is_not_there_are_refused(spark, tmp_path, run):
+    log = tmp_path / "changes.jsonl"
+    log.write_text(json.dumps({"payload": {"before": None, "after": {"sku": "a", "price": 1}, "op": "c", "ts_ms": 1}}))
+    code, told = run("--log", log)
+    assert (code, told.splitlines()[-1]) == (NOT_UNDERSTOOD, "name the key columns; there are: price, sku")
+    code, told = run("--log", tmp_path / "nowhere", "--keep", tmp_path / "other")
+    assert (code, "no file and no folder" in told) == (NOT_UNDERSTOOD, True)
 
 
 def test_an_answer_that_changed_is_a_bug(spark, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 import timespine as ts
 from timespine.spark.write import driver_or_tasks
-from timespine.views import choose_engine
+from timespine.views import choose_engine, refresh_one_view
 from timespine.views.spark_engine import source
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql import from_sql
@@ -131,6 +131,7 @@ def many(spark, tmp_path, monkeypatch):
     """A store with rows whose results are many: tasks write them."""
     monkeypatch.setattr(driver_or_tasks, "SMALL_ROWS", 20)
     monkeypatch.setattr(choose_engine, "_BASE_S", {"process": 1e6, "spark": 0.6})
+    monkeypatch.setattr(refresh_one_view, "read_took", lambda *_: {})  # how busy the machine is decides nothing
     with ts.open(tmp_path / "store") as store:
         rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")
         rows.append([{"k": k, "g": None if k % 50 == 0 else k % 40, "x": k / 7} for k in range(400)])
@@ -155,6 +156,19 @@ def test_tasks_write_first_builds_and_changes_of_many_rows_with_null_keys(spark,
     done = view.refresh()
     assert (done.engine, done.how, "computed whole" in done.why) == ("spark", "whole", True)
     assert view.verify().is_exact
+
+
+def test_the_active_session_is_the_callers_after_a_refresh(spark, many):
+    active = spark.getActiveSession()
+    assert active is not None
+    view = many.view("sums", sql=MANY, key=["g"], spark=spark)
+    many["a"].append([{"k": 1000 + k, "g": k % 41, "x": 0.5} for k in range(100)])
+    view.refresh()
+    assert spark.getActiveSession() is active
+    with borrowed(spark) as other:
+        other.createDataFrame([(1,)], "n int")
+        assert spark.getActiveSession() is other
+    assert spark.getActiveSession() is active
 
 
 def test_a_key_that_does_not_identify_many_rows_is_refused_and_leaves_nothing(spark, many):

@@ -69,7 +69,7 @@ def counted(plan, frame):
     return Counter({row[:-1]: row[-1] for row in rows})
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(changed_plans())
 def test_rows_and_changes_are_those_of_the_oracle(case):
     plan, old, new = case

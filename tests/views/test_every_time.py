@@ -55,7 +55,7 @@ class TimedMemory(Memory):
         return pl.concat(parts)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.builds(lambda: Names()).flatmap(lambda names: plans(names, 3)), histories())
 def test_a_plan_is_exact_at_every_time(plan, states):
     at = {time: Versions(state, state).at(plan, NEW) for time, state in states.items()}

@@ -10,7 +10,7 @@ import timespine as ts
 from timespine.cli.command_group import CommandGroup
 from timespine.cli.commands import (
     append_and_load,
-    arrangements,
+    arrangement_checkpoints,
     collections,
     copy_restore_fence,
     evolve,
@@ -45,7 +45,7 @@ VERBS = (
     migrate_postgres,
     inspect,
     views,
-    arrangements,
+    arrangement_checkpoints,
 )
 """The modules of verbs, in the order of the help."""
 

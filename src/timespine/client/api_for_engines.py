@@ -46,10 +46,10 @@ from timespine.client.read.acquire import Hold
 from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.commit_signal import CommitSignal
-from timespine.client.read.holds import CriticalHold, take_critical
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
+from timespine.client.read.user_holds import CriticalHold, take_critical
 from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
@@ -70,7 +70,7 @@ from timespine.client.write.read_current import (
     negate_diffs,
     read_current,
 )
-from timespine.client.write.stage import Runs, count_appended, did_not_commit, flush_inline
+from timespine.client.write.stage_rows import Runs, count_appended, did_not_commit, flush_inline
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.time_column import milliseconds, with_times
 from timespine.client.write.transaction import Transaction

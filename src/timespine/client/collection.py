@@ -21,10 +21,10 @@ from timespine.client.read.acquire import WAIT_S, scan_request, seconds_of
 from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.change_set import Changes
 from timespine.client.read.commit_stream import CommitEvent, CommitStream
-from timespine.client.read.holds import CriticalHold, Hold, take_critical, take_hold
 from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.sealed_and_unsealed import Contents, contents
+from timespine.client.read.user_holds import CriticalHold, Hold, take_critical, take_hold
 from timespine.client.refuse_pickle import OneProcess
 from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms
 from timespine.client.write import group_small_appends, upsert_update_delete
@@ -100,7 +100,7 @@ class Collection(OneProcess):
         Rows need the key columns; missing values are null, or the default of their column.
         """
         if is_spark_frame(rows):
-            committed: CommitResult = load_spark_module("write.write_modes").append_frame(
+            committed: CommitResult = load_spark_module("write.write_frame").append_frame(
                 self._handle, rows, at, upper, expected_upper
             )
             return committed
@@ -116,7 +116,7 @@ class Collection(OneProcess):
         them out, "move" gives them the earliest open time.
         """
         if is_spark_frame(rows):
-            written: WriteResult = load_spark_module("write.write_modes").write_frame(
+            written: WriteResult = load_spark_module("write.write_frame").write_frame(
                 self._handle, rows, at, times, late
             )
             return written
@@ -140,7 +140,7 @@ class Collection(OneProcess):
         Without key columns, all columns identify a row: rows that the collection lacks are added, once.
         """
         if is_spark_frame(rows):
-            committed: CommitResult = load_spark_module("write.write_modes").upsert_frame(self._handle, rows)
+            committed: CommitResult = load_spark_module("write.write_frame").upsert_frame(self._handle, rows)
             return committed
         return upsert_update_delete.change(self._handle, upsert_update_delete.upsert_delta(rows), "upsert")
 
@@ -151,7 +151,7 @@ class Collection(OneProcess):
         be given.
         """
         if is_spark_frame(keys) and where is None:
-            committed: CommitResult = load_spark_module("write.write_modes").delete_frame(self._handle, keys)
+            committed: CommitResult = load_spark_module("write.write_frame").delete_frame(self._handle, keys)
             return committed
         return upsert_update_delete.change(self._handle, upsert_update_delete.delete_delta(keys, where), "delete")
 

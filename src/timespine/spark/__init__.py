@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from timespine.client.collection import Collection
-    from timespine.spark.enrich_frame import enrich
+    from timespine.spark.enrich_from_arrangement import enrich
     from timespine.spark.merge_job import merging_on
     from timespine.spark.read.sql_views import register
     from timespine.spark.read.to_spark import release
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from timespine.spark.stream.foreach_batch_together import foreach_batch_together
 
 _FROM = {
-    "enrich": "enrich_frame",
+    "enrich": "enrich_from_arrangement",
     "foreach_batch": "stream.foreach_batch",
     "foreach_batch_together": "stream.foreach_batch_together",
     "merging_on": "merge_job",

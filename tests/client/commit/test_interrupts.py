@@ -164,6 +164,7 @@ def listed(places):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupt_at_every_line_leaves_a_store_that_works(tmp_path, name):
+    """At every line of an append, and of the other calls at every line that an append does not run."""
     wanted, tried = [], set()
     left = None
     while left is None or left:
@@ -173,7 +174,8 @@ def test_an_interrupt_at_every_line_leaves_a_store_that_works(tmp_path, name):
             call()
             subject.append()
         if left is None:
-            left = wanted = places_of(call)
+            common = set() if name == "append" else set(places_of(subject.append))
+            left = wanted = [place for place in places_of(call) if place not in common]
         before = len(tried)
         for place in left[:CALLS_MAX]:
             lines = Lines(FILES, place)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from key_value_cases import now, parts_of
 from memory_store import QUICK, MemoryStore, Script, counted
 
-from timespine.client.write import prepare, stage
+from timespine.client.write import prepare, stage_rows
 from timespine.columnar.write import run_writer, upload
 from timespine.columnar.write.update_checks import is_ascending
 from timespine.config import Config
@@ -127,8 +127,8 @@ def test_a_small_append_is_sorted_once_and_needs_no_writer(place, monkeypatch):
     sorts = []
     real = prepare.consolidate
     monkeypatch.setattr(prepare, "consolidate", lambda table, order: (sorts.append(table), real(table, order))[1])
-    monkeypatch.setattr(stage, "RunWriter", None)
-    monkeypatch.setattr(stage, "UploadTarget", None)
+    monkeypatch.setattr(stage_rows, "RunWriter", None)
+    monkeypatch.setattr(stage_rows, "UploadTarget", None)
     orders = create(place.open(config=QUICK))
     orders.append(ROWS[:50])
     assert len(sorts) == 1

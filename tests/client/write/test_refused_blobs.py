@@ -5,7 +5,7 @@ from memory_store import BLOBS
 
 from timespine.client.write.prebuilt_append import AppendTime, append_runs_step
 from timespine.client.write.read_current import LocalDelta
-from timespine.client.write.stage import did_not_commit
+from timespine.client.write.stage_rows import did_not_commit
 from timespine.client.write.step_commit import commit_steps
 from timespine.errors import Fenced, Indeterminate, LeaseExpired, UsageError
 

@@ -17,9 +17,9 @@ from run_cases import CONFIG, Place, updates_of
 from test_merge_engine import KV, TINY, check_runs, engine_of, kv, leaves, reachable, rows_of, sums_of
 
 from timespine.columnar.merge.split_past import can_split, split_past, time_at_or_after_all
-from timespine.columnar.scan.check_past_run import check_past_run
 from timespine.columnar.scan.scan import needs_no_merge, scan
 from timespine.columnar.scan.scan_request import ScanRequest
+from timespine.columnar.scan.verify_past_run import check_past_run
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import HollowBatch, Order, Run
@@ -32,7 +32,7 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import compact
 
-some = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 SPLITS = replace(TINY, row_group_rows=1)
 """Everything is large enough to be split."""
 NOTHING = 1 << 60

@@ -46,7 +46,7 @@ def read(parts, blob):
     return [update for part in parts for update in updates_of(read_part(part, blob))]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 60), max_size=5), st.sampled_from([1, 100, 500, 1 << 20]), st.booleans())
 def test_what_is_added_comes_out_in_order_and_in_parts_of_about_the_size(sizes, part_bytes, threaded):
     blob = MemoryBlob()

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from timespine.cli.error_wording import reword
+from timespine.cli.input.parquet_row_counts import RowsPerFile
 from timespine.cli.input.read_rows import FileFormat, read_rows
 from timespine.cli.input.rereadable_input import STDIN
-from timespine.cli.input.rows_per_file import RowsPerFile
 from timespine.cli.options import (
     ClusterColumns,
     Name,

@@ -23,7 +23,7 @@ from timespine.cli.output.row_writers import write_done, write_table
 from timespine.client.catalog.retention import duration as as_words
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.read.holds import CriticalHold
+from timespine.client.read.user_holds import CriticalHold
 from timespine.client.time_args import plain_frontier
 from timespine.errors import Indeterminate, UsageError, short_repr
 

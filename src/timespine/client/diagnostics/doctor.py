@@ -20,7 +20,7 @@ from timespine.client.store import Store
 from timespine.columnar.parts.inline_part import decode_inline
 from timespine.columnar.parts.part_list_tree import read_run
 from timespine.columnar.parts.part_reader import MissingBlob, open_part
-from timespine.columnar.scan.check_past_run import check_past_run
+from timespine.columnar.scan.verify_past_run import check_past_run
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_state

@@ -12,7 +12,7 @@ from timespine.client.load.bounded_batches import split_to_bound
 from timespine.client.write.batch_writer import Writer
 from timespine.client.write.prebuilt_steps import PrebuiltAppendStep
 from timespine.client.write.prepare import next_free_time, upper_after
-from timespine.client.write.stage import did_not_commit
+from timespine.client.write.stage_rows import did_not_commit
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write_results import CommitResult
 from timespine.columnar.ingest.require_key_columns import require_key_columns

@@ -31,7 +31,7 @@ from timespine.client.write.bulk_load import bulk_load
 from timespine.client.write.prepare import PreparedRows, next_free_time, to_updates
 from timespine.client.write.small_appends.group_append_step import ConvertedAppends, GroupAppendStep
 from timespine.client.write.small_appends.relay_messages import SmallAppends
-from timespine.client.write.stage import StagedRuns, did_not_commit, stage
+from timespine.client.write.stage_rows import StagedRuns, did_not_commit, stage
 from timespine.client.write.transaction_steps import AppendStep, StepResult
 from timespine.client.write_results import CommitResult
 from timespine.columnar.schema.schema import TIME, Schema

@@ -9,7 +9,7 @@ from timespine.client.inner_handles import CollectionHandle
 from timespine.client.time_args import FrontierLike, TimeLike, unwrap_time
 from timespine.client.write.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
 from timespine.client.write.prepare import check_not_before_upper, next_free_time, rows_beyond_error, upper_of_append
-from timespine.client.write.stage import Runs
+from timespine.client.write.stage_rows import Runs
 from timespine.client.write.transaction_steps import Step
 from timespine.columnar.scan.part_access import meta_of
 from timespine.columnar.schema.schema import Schema

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
-from timespine.client.write.stage import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
+from timespine.client.write.stage_rows import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
 from timespine.client.write.transaction_steps import AppendStep, CommandReplies, Step, StepResult, append_at
 from timespine.client.write_results import CommitResult
 from timespine.columnar.parts.part_list_tree import rows_in

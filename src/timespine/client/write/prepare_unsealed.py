@@ -25,7 +25,7 @@ from timespine.client.write.prepare import (
     prepare_rows,
     time_bounds,
 )
-from timespine.client.write.stage import Runs
+from timespine.client.write.stage_rows import Runs
 from timespine.client.write.time_column import NO_TIMES, are_integers, schema_to_read, with_times
 from timespine.client.write_results import WriteResult
 from timespine.columnar.ingest.require_key_columns import check_key_columns

@@ -30,7 +30,7 @@ from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import Rows
 from timespine.client.write.prepare import next_free_time, upper_after
-from timespine.client.write.stage import Runs, count_appended, delete_unused, make_runs
+from timespine.client.write.stage_rows import Runs, count_appended, delete_unused, make_runs
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.where import Predicate

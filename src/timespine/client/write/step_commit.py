@@ -20,7 +20,7 @@ from timespine.client.commit.cross_process_turn import Patience, TurnCommit
 from timespine.client.commit.retry_limits import RETRY, contention, reread_contention
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
-from timespine.client.write.stage import Runs, StagedRuns, did_not_commit, prepare_again, stage
+from timespine.client.write.stage_rows import Runs, StagedRuns, did_not_commit, prepare_again, stage
 from timespine.client.write.transaction_steps import CommandReplies, Step, StepResult
 from timespine.core import group
 from timespine.core.group import Answers

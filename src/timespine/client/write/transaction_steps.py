@@ -47,7 +47,7 @@ from timespine.client.write.read_current import (
     move_in_time,
     read_current,
 )
-from timespine.client.write.stage import Runs, unplaced_description
+from timespine.client.write.stage_rows import Runs, unplaced_description
 from timespine.client.write_results import NOTHING, CommitResult, SealResult, WriteResult
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.part_list_tree import rows_in

@@ -26,7 +26,7 @@ from timespine.columnar.schema.types import is_nested
 from timespine.core.batch import Part
 from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import BlobLocation, blob_location_of
-from timespine.spark.enrich_frame import release_pins
+from timespine.spark.enrich_from_arrangement import release_pins
 from timespine.spark.read.read_task import COUNTS, IMAGES, ROWS, ReadTask, over_slices
 from timespine.spark.setup.worker_python import check_workers
 from timespine.spark.type_mapping import struct_type, to_spark_schema, to_spark_type

@@ -31,7 +31,7 @@ from timespine.spark.hide_tracebacks import puts_message_first
 from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
 from timespine.spark.store_cache import address_of, collection_of
 from timespine.spark.stream.sink_progress import SinkProgress
-from timespine.spark.write.write_modes import WRITE, FrameWrite, frame_steps
+from timespine.spark.write.write_frame import WRITE, FrameWrite, frame_steps
 from timespine.spark.write.write_unsealed import unsealed_options
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
 from timespine.spark.store_cache import address_of, store_of
 from timespine.spark.stream.foreach_batch import CollectionBatch, ForeachBatchWriter, Outcome
 from timespine.spark.write.driver_or_tasks import evaluate_once
-from timespine.spark.write.write_modes import WRITE, FrameWrite
+from timespine.spark.write.write_frame import WRITE, FrameWrite
 from timespine.spark.write.write_unsealed import unsealed_options
 
 if TYPE_CHECKING:

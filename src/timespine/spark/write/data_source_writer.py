@@ -46,8 +46,8 @@ from timespine.spark.store_cache import collection_of
 from timespine.spark.stream.sink_progress import SinkProgress, find_query
 from timespine.spark.type_mapping import check_frame, check_key_frame, from_spark_batch
 from timespine.spark.write.create_collection import collection_for, remove_created
+from timespine.spark.write.write_frame import WRITE, FrameWrite, commit_with, local_steps
 from timespine.spark.write.write_job import TaskAnswer, collect_runs, expire_job_writer, register_job_writer
-from timespine.spark.write.write_modes import WRITE, FrameWrite, commit_with, local_steps
 from timespine.spark.write.write_task import (
     BuildOptions,
     TaskResult,

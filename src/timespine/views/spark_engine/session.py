@@ -83,6 +83,7 @@ def borrowed(given: Any) -> Iterator[Any]:
     from timespine.spark.read.to_spark import release
 
     caller = session_of(given)
+    active = None if is_connect(caller) else type(caller).getActiveSession()
     made = _take_idle(caller) or _new_session(caller)
     try:
         yield made
@@ -90,7 +91,18 @@ def borrowed(given: Any) -> Iterator[Any]:
         for each in _names.pop(made, ()):
             made.catalog.dropTempView(each)
         release(made)
+        if active is not None and type(active).getActiveSession() is not active:
+            _make_active(active)
         _give_back(caller, made)
+
+
+def _make_active(spark: Any) -> None:
+    """Make a session the active one of its thread.
+
+    SUBTLE: `createDataFrame` does so as well. After a refresh, a program that asks for the active session would get
+    that of the views, without its own tables.
+    """
+    spark.createDataFrame([], "nothing int")
 
 
 def _take_idle(caller: Any) -> Any | None:

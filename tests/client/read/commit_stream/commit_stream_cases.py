@@ -6,7 +6,7 @@ from collections import Counter
 
 from memory_store import SMALL
 
-from timespine.client.write import prepare, stage
+from timespine.client.write import prepare, stage_rows
 from timespine.core.transitions import Seal, Write
 from timespine.model import Frontier
 
@@ -29,7 +29,7 @@ def written(collection, *updates, blob=False):
     """The command that writes updates ahead of the seal."""
     handle = collection._handle
     updates = prepare.prepare_rows(handle, list(updates), None)
-    runs, _ = stage.make_runs(handle, updates.id, updates.schema, updates.table, inline=not blob)
+    runs, _ = stage_rows.make_runs(handle, updates.id, updates.schema, updates.table, inline=not blob)
     parts = tuple(part for run in runs for part in run.parts)
     return Write(updates.lower, updates.latest, parts, updates.id)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from timespine.client.write.prepare import PreparedRows, next_free_time, upper_after
-from timespine.client.write.stage import Runs, unplaced_description
+from timespine.client.write.stage_rows import Runs, unplaced_description
 from timespine.client.write.transaction_steps import AtTransactionTime, CommandReplies, append_command
 from timespine.client.write_results import CommitResult
 from timespine.columnar.kernels.consolidate import consolidate

@@ -11,7 +11,7 @@ from timespine.client.commit.relay import Relay
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.group_small_appends import RelayedAppends, pending_append
 from timespine.client.write.small_appends.relay_messages import DECODE_REQUEST, AppendRequest, encode_reply
-from timespine.client.write.stage import did_not_commit
+from timespine.client.write.stage_rows import did_not_commit
 from timespine.core.group import Origin
 from timespine.errors import TimespineError, UsageError
 from timespine.ids import check_segment

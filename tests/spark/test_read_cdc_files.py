@@ -14,7 +14,7 @@ from examples.spark_pipeline.files import cut_into_files
 from examples.spark_pipeline.generate_log import generate_log
 from timespine.errors import UsageError
 from timespine.spark import foreach_batch
-from timespine.spark.cdc_files import SEQUENCE, collection_columns, has_key_columns, read_changes, stream_changes
+from timespine.spark.read_cdc_files import SEQUENCE, collection_columns, has_key_columns, read_changes, stream_changes
 
 ROWS = [
     {"id": 1, "name": "a", "op": "c"},

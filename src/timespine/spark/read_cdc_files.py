@@ -15,7 +15,7 @@ change type in `_change_type` or `op`; without such a column, every row is an up
 The order of changes is that of the database, if the envelope has it, then of the file names, then of the lines.
 
 SUBTLE: lines of one split of a file have the same `_sequence`, since a stream cannot number them. A task reads them in
-their order, and the writer that applies them keeps it (test_cdc_files.py).
+their order, and the writer that applies them keeps it (test_read_cdc_files.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 import pytest
 from memory_store import BLOBS, QUICK, Script
 
-from timespine.client.read.holds import TERM_MIN_MS
+from timespine.client.read.user_holds import TERM_MIN_MS
 from timespine.errors import Fenced, Indeterminate, LeaseExpired, SinceError, UsageError
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier

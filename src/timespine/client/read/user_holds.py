@@ -73,7 +73,7 @@ class CriticalHold(OneProcess):
     def take_over(self) -> None:
         """Change the token, so that processes with the old one are fenced. May be repeated after Indeterminate."""
         handle = self._handle
-        # SUBTLE: after a try whose outcome is unknown, the hold may already have this token (test_holds.py).
+        # SUBTLE: after a try whose outcome is unknown, the hold may already have this token (test_user_holds.py).
         self._offered = self._offered or fresh_id("t")
         handle.committer.commit((handle.id, CompareAndDowngrade(self.name, self.token, self._offered, self.since)))
         self.token, self._offered = self._offered, ""
@@ -99,7 +99,7 @@ def take_hold(handle: CollectionHandle, as_of: Time | None, ttl_ms: int | None) 
     with close_on_error(handle.context.leases.take(handle.id, wanted, own=True, term_ms=term_ms)) as leased:
         if as_of is not None and not leased.lease.since.less_equal(as_of):
             # SUBTLE: not the since of the lease. With several coordinates that is the join with the time asked for,
-            # which is later than the since of the collection (test_holds.py).
+            # which is later than the since of the collection (test_user_holds.py).
             raise SinceError(unwrap_time(as_of), leased.state.since)
         return Hold(handle, leased)
 
@@ -115,7 +115,7 @@ def take_critical(handle: CollectionHandle, name: str, as_of: Time | None, token
     is_new = name not in handle.state().holds
     (granted,) = handle.committer.commit((handle.id, RegisterHold(name, since, token)))
     if as_of is not None and not granted.since.less_equal(as_of):
-        # SUBTLE: a hold that existed before stays, also if it does not cover this time (test_holds.py).
+        # SUBTLE: a hold that existed before stays, also if it does not cover this time (test_user_holds.py).
         if not is_new:
             error = SinceError(unwrap_time(as_of), granted.since)
             error.args = (
