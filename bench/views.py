@@ -91,21 +91,26 @@ def _run(options: argparse.Namespace, views: list[int], peers: list[str]) -> lis
     """Measure, and return the figures with those that the file has."""
     until = time.monotonic() + options.minutes * 60
     shares = [float(each) / 100 for each in options.changes.split(",")]
+    before = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else []
+
+    def keep(found: list[Found]) -> list[Found]:
+        """Store the figures beside those that there are: a run that ends early loses only what it measures then."""
+        if options.json is None:
+            return found
+        everything = merged(before, found)
+        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+        return everything
+
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), options.scale, views, peers, options.cache_mb << 20)
         try:
-            found = bench.run(shares, options.repeat, until)
+            found = bench.run(shares, options.repeat, until, keep)
             if options.together:
                 found += bench.together(shares[0], options.repeat)
         finally:
             bench.close()
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB", file=sys.stderr)
-    if options.json is None:
-        return found
-    before = json.loads(options.json.read_text()) if options.json.exists() else []
-    everything = merged(before, found)
-    options.json.write_text(json.dumps(everything, indent=1) + "\n")
-    return everything
+    return keep(found)
 
 
 class Bench:
@@ -161,7 +166,7 @@ class Bench:
         self.time += 1
         self.store.seal(list(TABLES), self.time, if_behind="ignore")
 
-    def run(self, shares: list[float], repeat: int, until: float) -> list[Found]:
+    def run(self, shares: list[float], repeat: int, until: float, keep: Callable[[list[Found]], object]) -> list[Found]:
         """Measure every view after changes of each size: in this process first, on Spark while there is time."""
         found: dict[tuple[int, float], Found] = {}
         local = [each for each in self.peers if not each.startswith("spark")]
@@ -178,6 +183,7 @@ class Bench:
                         self._measure(peers, times, right, until)
                 for number in self.views:
                     self._note(found, number, share, changed, times, right[number])
+                keep(list(found.values()))
                 self._say(f"{', '.join(peers)} after changes of {share * 100:g} %")
         return list(found.values())
 
@@ -254,7 +260,8 @@ class Bench:
         view = self.store.view(
             "by_segment", sql="SELECT c_mktsegment, count(*) AS n FROM customer GROUP BY c_mktsegment"
         )
-        for _ in range(max(repeat, 9)):
+        self.store.maintain()
+        for _ in range(max(repeat, 25)):
             row = self.shop.tables["customer"].sample(1, seed=self.time)
             self.commit({"customer": row.to_arrow()})
             cases[names[2]].append(measured(view.refresh)[0])
