@@ -323,26 +323,16 @@ def kept_fresh(spark, store):
     return told
 
 
-def in_a_bucket(spark, store):
-    """The same on a store in a bucket: what its driver, its tasks and the processes beside the server need there."""
-    import os
-
-    import timespine as ts
-
-    with ts.open(os.environ["STORE_URL"], consensus=os.environ["LOGS"], maintenance=False) as remote:
-        return told_of((sql, by_executors, source, sink, each_batch), spark, remote)
-
-
-def told_of(parts, spark, store):
-    """What some functions tell one after the other, or how they failed."""
+def told_of(parts, spark, stores):
+    """What some functions tell one after the other, or how they failed, by their names and places."""
     import traceback
 
     told = {}
-    for part in parts:
+    for part, place in parts:
         try:
-            told[part.__name__] = part(spark, store)
+            told[f"{part.__name__} {place}"] = part(spark, stores[place])
         except Exception:
-            told[part.__name__] = {"failed": traceback.format_exc()[-3000:]}
+            told[f"{part.__name__} {place}"] = {"failed": traceback.format_exc()[-3000:]}
     return told
 
 
@@ -356,17 +346,32 @@ def told_of_all(*threads):
     from timespine.spark.setup.session import session
 
     spark = session(conf={"spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"})
-    with ts.open(os.path.abspath("store"), maintenance=False) as store, ThreadPoolExecutor() as pool:
-        asked = [pool.submit(told_of, parts, spark, store) for parts in threads]
+    with (
+        ts.open(os.path.abspath("store"), maintenance=False) as folder,
+        ts.open(os.environ["STORE_URL"], consensus=os.environ["LOGS"], maintenance=False) as bucket,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = [pool.submit(told_of, parts, spark, {"folder": folder, "bucket": bucket}) for parts in threads]
         told = {name: answer for each in asked for name, answer in each.result().items()}
     spark.stop()
     print(json.dumps(told))
 
 
+THREADS = (
+    (session, sql, snapshots, by_driver, by_executors, release, sink, bucket_checkpoint, kept_fresh),
+    (nameless, source, each_batch, together, enriched),
+)
+"""What runs on a store in a folder. What changes limits of this process, or names in SQL, is in one thread."""
+
+IN_A_BUCKET = ((sql, by_executors), (source, sink, each_batch))
+"""What runs after it on a store in a bucket with logs in PostgreSQL."""
+
+
 def script():
     """The text of the script."""
-    first = (session, sql, snapshots, by_driver, by_executors, release, sink, bucket_checkpoint, in_a_bucket)
-    second = (nameless, kept_fresh, source, each_batch, together, enriched)
-    parts = (create, names, writes, checkpoint, ran, followed, *first, *second, told_of, told_of_all)
-    asked = [f"[{', '.join(part.__name__ for part in threads)}]" for threads in (first, second)]
-    return "\n".join([*map(inspect.getsource, parts), f"told_of_all({', '.join(asked)})"])
+    parts = (create, names, writes, checkpoint, ran, followed, *(part for thread in THREADS for part in thread))
+    asked = []
+    for local, remote in zip(THREADS, IN_A_BUCKET, strict=True):
+        pairs = [*((part, "folder") for part in local), *((part, "bucket") for part in remote)]
+        asked.append("[" + ", ".join(f"({part.__name__}, {place!r})" for part, place in pairs) + "]")
+    return "\n".join([*map(inspect.getsource, (*parts, told_of, told_of_all)), f"told_of_all({', '.join(asked)})"])

@@ -42,9 +42,10 @@ def told(told_by, seaweed, postgres):
         del _told["failed"]
     assert "failed" not in _told, _told["failed"]
 
-    def of(name, of_all=_told):
-        assert "failed" not in of_all[name], of_all[name]["failed"]
-        return of_all[name]
+    def of(name, place="folder"):
+        answer = _told[f"{name} {place}"]
+        assert "failed" not in answer, answer["failed"]
+        return answer
 
     return of
 
@@ -52,7 +53,7 @@ def told(told_by, seaweed, postgres):
 @pytest.fixture(params=["folder", "bucket"])
 def told_there(told, request):
     """What a function told of a store in a folder, and of one in a bucket."""
-    return told if request.param == "folder" else lambda name: told(name, told("in_a_bucket"))
+    return lambda name: told(name, request.param)
 
 
 def test_the_session_has_neither_a_context_nor_a_jvm(told):
