@@ -382,7 +382,12 @@ EXPORTED = {
         "View",
         "ViewStatus",
     ],
-    "timespine.testing.conformance": ["BlobConformance", "ConsensusConformance", "ConsensusUnderFaults"],
+    "timespine.testing.conformance": [
+        "BlobConformance",
+        "BlobUnderFaults",
+        "ConsensusConformance",
+        "ConsensusUnderFaults",
+    ],
 }
 
 

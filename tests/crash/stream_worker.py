@@ -9,6 +9,7 @@ import os
 import sys
 
 from crash.remote_worker import CONFIG, say
+from spark.class_archive import java_options
 from spark.test_cluster import dies_before_it_answers
 
 import timespine as ts
@@ -18,7 +19,7 @@ from timespine.spark.write import driver_or_tasks, write_task
 FAILURES_MAX = 60
 """Queries that may fail before the driver gives up."""
 
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_START = java_options()
 
 
 def connected(folder, kill_executor):

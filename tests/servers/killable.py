@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from assertions import until
@@ -24,11 +24,12 @@ class KillablePostgres(PostgresServer):
         self.folder = folder
         self.kills = 0
 
-    def kill(self, *settings: str) -> None:
+    def kill(self, *settings: str, while_dead: Callable[[], object] = bool) -> None:
         """Kill the server, and start it again. Sessions of the dead one end by themselves; the new one waits for it."""
         os.kill(self.pid, signal.SIGKILL)
         stop({"pid": self.pid, "folder": str(self.folder / "nothing")})
         self.kills += 1
+        while_dead()
         until(lambda: self._started(settings))
 
     def _started(self, settings: tuple[str, ...]) -> bool:
@@ -50,11 +51,12 @@ class KillableSeaweed(ObjectServer):
         self.pid = started["pid"]
         super().__init__(started)
 
-    def kill(self) -> None:
+    def kill(self, while_dead: Callable[[], object] = bool) -> None:
         """Kill the server, and start it again."""
         os.kill(self.pid, signal.SIGKILL)
         stop({"pid": self.pid, "folder": str(self.folder / "nothing")})
         self.kills += 1
+        while_dead()
         self.pid = run_seaweed(self.folder, self._ports)["pid"]
 
 

@@ -53,7 +53,8 @@ def start_rclone(folder: Path) -> Started:
     port = free_port()
     (folder / BUCKET).mkdir()
     keys = f"{ACCESS_KEY},{SECRET_KEY}"
-    command = [str(SCRIPTS / "rclone"), "serve", "s3", "--auth-key", keys, "--addr", f"127.0.0.1:{port}", str(folder)]
+    command = [str(SCRIPTS / "rclone"), "serve", "s3", "--auth-key", keys, "--addr", f"127.0.0.1:{port}"]
+    command += ["--dir-cache-time", "0s", str(folder)]  # it gives files that others put there, too
     return _started(folder, command, port)
 
 

@@ -68,7 +68,7 @@ def told_by(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1800,
             check=False,
         )
         assert ran.returncode == 0, ran.stderr[-3000:]

@@ -75,7 +75,7 @@ def ended(writer, checkpoint, *target):
     return said
 
 
-def in_a_bucket(master, url, storage, consensus):
+def in_a_bucket(master, url, storage, consensus, lines):
     """Write, read, follow and merge a collection on Spark; tell what came out."""
     import contextlib
     import io
@@ -89,7 +89,7 @@ def in_a_bucket(master, url, storage, consensus):
     from timespine.spark.setup.session import session
     from timespine.spark.write import delta_by_tasks, driver_or_tasks, write_task
 
-    keys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "MARKER")
+    keys = [key for key in os.environ if key.startswith("AWS_")] + ["PYTHONPATH", "MARKER"]
     conf = {
         "spark.ui.enabled": False,
         "spark.log.level": "OFF",
@@ -129,6 +129,9 @@ def in_a_bucket(master, url, storage, consensus):
     with contextlib.redirect_stdout(plan):
         loaded.explain(True)
     told["plan"] = [os.environ["AWS_SECRET_ACCESS_KEY"] in plan.getvalue(), "timespine" in plan.getvalue()]
+    read, write = lines  # of the page: they read what the page has written before
+    exec(write, {"df": rows(0, 10, "a")})
+    told["page"] = eval(read, {"spark": spark}).count()
     with ts.open(url, storage=storage, maintenance=False) as store:
         items = store["items"]
         told["upserted"] = items.upsert(rows(2000, 5000, "b")).rows
@@ -149,6 +152,8 @@ def in_a_bucket(master, url, storage, consensus):
         told["queries"] = [ended(sink, "copy", f"{url}/copy")]
         told["followed"] = store["copy"].count() == 5000
         store.create("each", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
+        if master.startswith("local-cluster"):  # an executor dies in the middle of the stream, too
+            delta_by_tasks.delta_task = dies_before_it_answers(write_task.delta_task, os.path.abspath("stream"))
         for _ in range(2):  # again from the same checkpoint: nothing more comes
             write = ts.spark.foreach_batch(store["each"], "upsert", sink="each")
             told["queries"].append(ended(feed.writeStream.foreachBatch(write), "each"))
@@ -165,7 +170,7 @@ def in_a_bucket(master, url, storage, consensus):
             spark.sql(f"SELECT count(*) FROM timespine_changes('items', {first + 1}, {second})").collect()[0][0],
         ]
     spark.stop()
-    told["killed"] = sum(os.path.exists(marker) for marker in ("append", "upsert"))
+    told["killed"] = sum(os.path.exists(marker) for marker in ("append", "upsert", "stream"))
     told["logs"] = os.path.exists(os.environ["MARKER"])
     told["blobs"] = os.path.exists(os.environ["MARKER"] + ".blobs")
     print(json.dumps(told))
@@ -197,13 +202,19 @@ def test_executors_use_blobs_of_a_bucket_and_never_its_logs(master, told_by, sea
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
     path = os.pathsep.join([str(tmp_path / "watch"), *(os.path.abspath(each) for each in os.sys.path if each)])
-    arguments = (master, seaweed.url(), seaweed.storage, consensus)
+    url = seaweed.url()
+    page = (ROOT / "docs" / "object-stores.md").read_text().replace("s3://bucket/shop", url)
+    lines = re.findall(r'^    ((?:spark\.read|df\.write)\.format\("timespine"\).*)$', page, re.MULTILINE)
+    arguments = (master, url, seaweed.storage, consensus, lines)
     parts = map(inspect.getsource, (kill_executor_once, dies_before_it_answers, ended, in_a_bucket))
     told = told_by(
         "\n".join([*parts, f"in_a_bucket(*{arguments!r})"]),
         PGUSER="owner",
         AWS_ACCESS_KEY_ID=ACCESS_KEY,
         AWS_SECRET_ACCESS_KEY=SECRET_KEY,
+        AWS_ENDPOINT=seaweed.endpoint,
+        AWS_ALLOW_HTTP="true",
+        AWS_REGION="us-east-1",
         PYTHONPATH=path,
         MARKER=str(tmp_path / "marker"),
         SPARK_LOCAL_IP="127.0.0.1",
@@ -214,6 +225,7 @@ def test_executors_use_blobs_of_a_bucket_and_never_its_logs(master, told_by, sea
     assert told.pop("appended", 100) == 100
     assert told == {
         "loaded": True,
+        "page": 10,
         "plan": [False, True],
         "upserted": 4000,
         "read": True,
@@ -223,7 +235,7 @@ def test_executors_use_blobs_of_a_bucket_and_never_its_logs(master, told_by, sea
         "followed": True,
         "each": [5000, 1, True],
         "sql": [5000, 3000, 4000],
-        "killed": 2 if is_cluster else 0,
+        "killed": 3 if is_cluster else 0,
         "logs": False,
         "blobs": is_cluster,
     }

@@ -12,8 +12,9 @@ from timespine.columnar.scan.worker_slice import CACHE_BYTES
 from timespine.config import Config
 from timespine.errors import UsageError
 from timespine.location.blob import Blob
+from timespine.location.opening.descriptor import BLOBS
 from timespine.location.opening.registry import place_of
-from timespine.location.opening.store_location import MEMORY, parse_location
+from timespine.location.opening.store_location import FILE, MEMORY, parse_location
 
 StorageOptions = tuple[tuple[str, str], ...]
 """How a bucket is reached: the options of `storage`, which are no secrets."""
@@ -38,9 +39,15 @@ class BlobLocation:
         """Give the part cache of this process for the store."""
         return _cache_of(self.location)
 
-    def file_of(self, key: str) -> str | None:
-        """Return the path of the file of a blob, so that Spark can read it directly; None if blobs are no files."""
-        return place_of(parse_location(self.location, dict(self.storage))).file_of(key)
+    def file_of(self, key: str, scheme: str | None = None) -> str | None:
+        """Return the path of the file of a blob, so that Spark can read it directly; None if blobs are no files.
+
+        With the scheme of a Hadoop filesystem, it is a URL if the blobs are objects of a bucket.
+        """
+        location = parse_location(self.location, dict(self.storage))
+        if scheme is not None and location.scheme not in (FILE, MEMORY):
+            return "/".join(filter(None, (f"{scheme}:/", location.bucket, location.path, BLOBS + key)))
+        return place_of(location).file_of(key)
 
 
 def blob_location_of(handle: CollectionHandle) -> BlobLocation:

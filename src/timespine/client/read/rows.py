@@ -260,10 +260,11 @@ class Rows(OneProcess):
         found = [part for run in self._runs() for part in run.parts]
         return sum(part.rows for part in found), sum(part.total_bytes for part in found)
 
-    def to_spark(self, spark: SparkSession, *, partitions: int | None = None, native: bool = True) -> DataFrame:
+    def to_spark(self, spark: SparkSession, *, partitions: int | None = None, native: bool | str = True) -> DataFrame:
         """Return the rows as a DataFrame of Spark that executors read. A lease holds them while the session lives.
 
-        `partitions` is the number of pieces; with `native=False` Spark does not read the files itself.
+        `partitions` is the number of pieces; with `native=False` Spark does not read the files itself. The name of a
+        scheme, such as `native="s3a"`, lets it read those of a bucket too, by a Hadoop filesystem of the session.
         `timespine.spark.release(spark)` releases them earlier.
         """
         to_spark: Callable[..., DataFrame] = load_spark_module("read.to_spark").to_spark

@@ -99,6 +99,8 @@ def _connect(location: StoreLocation, request_s: float) -> ObjectStore:
             container, account = account_of(location.bucket)
             return AzureStore(container, account_name=account, **options, **common)
         return AzureStore(location.bucket, **options, **common)
+    except UsageError:
+        raise
     except Exception as error:  # its text may repeat a setting of the environment
         raise UsageError(
             f"{location.url} cannot be reached with the settings of this process ({type(error).__name__}): check "

@@ -2,11 +2,13 @@
 
 Partitions are key ranges, cut by the statistics of parts, and each task merges its
 own slice of all runs, so there is no shuffle. If one run holds exactly the rows
-of the read, Spark reads its files directly.
+of the read, Spark reads its files directly: those of a folder, or objects of a bucket if the user names the scheme of a
+Hadoop filesystem that the session has.
 """
 
 from __future__ import annotations
 
+import re
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,11 @@ PARTITION_BYTES = 64 << 20
 WORTH_ROWS = 1 << 17
 """The number of updates from which several tasks are faster than one, for any number of cores."""
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
+
+_NO_FILESYSTEM = ("No FileSystem for scheme", "ClassNotFoundException")
+"""What Spark says of a scheme that it has no filesystem for."""
+
 PARTITIONS_MIN = 4
 PARTITIONS_MAX = 10_000
 
@@ -50,12 +57,15 @@ _leased: weakref.WeakKeyDictionary[Any, list[LeasedState]] = weakref.WeakKeyDict
 """The leased rows of the DataFrames of a session, until Python collects the session."""
 
 
-def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, native: bool = True) -> DataFrame:
+def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, native: bool | str = True) -> DataFrame:
     """Give the rows as a DataFrame of a session, classic or of Spark Connect."""
+    scheme = native if isinstance(native, str) else None
+    if scheme is not None and not _SCHEME.fullmatch(scheme):
+        raise UsageError(f"native is True, False or the scheme of a Hadoop filesystem, not {short_repr(native)}")
     place = blob_location_of(rows.handle)
     number = partitions_of(rows, partitions)
     if native and isinstance(rows, Snapshot) and partitions is None:
-        frame = _native(rows, spark, place)
+        frame = _native(rows, spark, place, scheme)
         if frame is not None:
             _keep(rows, spark)
             return frame
@@ -102,13 +112,13 @@ def _keep(rows: Rows, spark: SparkSession) -> None:
     _leased.setdefault(spark, []).append(rows.leased.share())
 
 
-def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation) -> DataFrame | None:
+def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation, scheme: str | None) -> DataFrame | None:
     """Let Spark read the files, if all their updates are rows of the snapshot; None otherwise."""
     schema = rows.request.schema
     if any(is_nested(kind) or to_spark_type(kind) != kind for kind in schema.types.values()):
         return None
     found = untouched_parts_of(rows)
-    files = [place.file_of(part.key) for part in found or ()]
+    files = [place.file_of(part.key, scheme) for part in found or ()]
     paths = [path for path in files if path is not None]
     if not found or len(paths) < len(files):  # executors read blobs of a bucket through Timespine
         return None
@@ -117,7 +127,14 @@ def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation) -> DataFra
     # SUBTLE: a flipped bit in a page must be an error, not another value; the footers are checked above.
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     reader = reader.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
-    return reader.parquet(*paths)
+    try:
+        return reader.parquet(*paths)
+    except Exception as error:
+        if scheme is None or not any(text in str(error) for text in _NO_FILESYSTEM):
+            raise
+        raise UsageError(
+            f"the session has no Hadoop filesystem for {scheme}://: add its jars, or leave out native={scheme!r}"
+        ) from error
 
 
 def _check_footers(rows: Snapshot, found: list[Part]) -> None:
