@@ -86,7 +86,7 @@ def open(  # the name that users know
             location=parsed.url,
         )
         store._context.storage, store._context.consensus_address = parsed.storage, consensus or ""
-        store._context.store_id = ports.store_id
+        store._context.store_id, store._context.look_s = ports.store_id, ports.look_s
         if isinstance(ports.consensus, ListeningConsensus):
             store._context.listen = ports.consensus.listen
         opened.pop_all()

@@ -24,6 +24,7 @@ from timespine.location.bucket.effects import StoredObject, Unchanged
 from timespine.location.bucket.object_store import MemoryObjects
 from timespine.location.consensus import Consensus, LogEntry, LogWrite
 from timespine.location.memory import MemoryBlob, MemoryConsensus
+from timespine.location.opening.place import OpenedPorts
 from timespine.location.remote.read_ahead import REQUESTS_MAX, ReadAheadBlob
 
 
@@ -244,7 +245,9 @@ class SlowPlace:
         blob = ReadAheadBlob(self.blob, VirtualPool(self.clock, REQUESTS_MAX)) if self._is_remote else self.blob
         logs: Consensus = BucketConsensus(self.objects) if self._is_bucket else self.log
         chosen = config if config is not None else REMOTE if self._is_remote else Config()
-        return Store(blob, logs, config=chosen, maintenance=False, **options)
+        store = Store(blob, logs, config=chosen, maintenance=False, **options)
+        store._context.look_s = OpenedPorts(blob, logs, is_remote=self._is_remote).look_s
+        return store
 
     def measured(self) -> tuple[float, dict[str, int], dict[str, int]]:
         """Return the time, and the requests for blobs and to logs, since the last look."""
