@@ -17,7 +17,7 @@ from typing import Any
 
 from timespine.client import store as store_module
 from timespine.client.store import Store
-from timespine.config import REMOTE, Config
+from timespine.config import DEFAULT, Config, at_remote_place
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.bucket.consensus import BucketConsensus
 from timespine.location.bucket.effects import StoredObject, Unchanged
@@ -245,11 +245,11 @@ class SlowPlace:
         """The calls of the logs, or the requests for their objects."""
         return self.objects.calls if self._is_bucket else self.log.calls
 
-    def open(self, config: Config | None = None, **options: Any) -> Store:
+    def open(self, config: Config = DEFAULT, **options: Any) -> Store:
         """Open a store as another process does that knows nothing."""
         blob = ReadAheadBlob(self.blob, VirtualPool(self.clock, REQUESTS_MAX)) if self._is_remote else self.blob
         logs = self._open_logs(read_only=options.get("read_only", False))
-        chosen = config if config is not None else REMOTE if self._is_remote else Config()
+        chosen = at_remote_place(config) if self._is_remote else config
         store = Store(blob, logs, config=chosen, maintenance=False, **options)
         store._context.look_s = OpenedPorts(blob, logs, is_remote=self._is_remote).look_s
         return store
