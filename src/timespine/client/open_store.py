@@ -60,8 +60,7 @@ def open(  # the name that users know
     A new store in a folder is for its owner alone (modes 0700 and 0600). With `shared` it is made as the umask says.
     Files made later have the permissions of `blobs` and `consensus.db`, so the option counts only once.
 
-    A bucket has other defaults than a folder (`timespine.config.REMOTE`): more goes into the log, and uploads overlap.
-    They hold for every field of `config` that is as in `Config()`.
+    A bucket has its own defaults (`timespine.config.REMOTE`), in every field of `config` that is as in `Config()`.
 
     `audit` is the share of parts that statistics allow to skip and that are read anyway, to check the statistics.
     """
