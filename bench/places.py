@@ -52,6 +52,7 @@ def measure(place: SlowPlace) -> Iterator[Cost]:
         yield from _small_work(place)
         yield from _many_parts(place)
         yield from _planning(place)
+        yield from _upsert_among_runs(place)
 
 
 class _Meter:
@@ -125,6 +126,12 @@ def _many_parts(place: SlowPlace) -> Iterator[Cost]:
         place.measured()
     with place.open(config) as store:
         made = store["parts"]
+        made.lookup([{"k": 41_234}])
+        place.measured()
+        made.lookup([{"k": 40_001}])
+        yield cost("lookup of a row of another row group")
+    with place.open(config) as store:
+        made = store["parts"]
         place.measured()
         made.compact(wait=True)
         yield cost("merge 40 runs into one")
@@ -146,6 +153,22 @@ def _planning(place: SlowPlace) -> Iterator[Cost]:
         yield cost("plan a read of 1,000 parts in 32 pieces")
 
 
+def _upsert_among_runs(place: SlowPlace) -> Iterator[Cost]:
+    cost, config = _Meter(place), Config(inline_part_bytes=1, row_group_rows=512)
+    with place.open(config) as store:
+        made = store.create("upserted", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
+        for part in range(40):
+            made.append(rows(part * 2000, 2000))
+    place.measured()
+    with place.open() as store:
+        made = store["upserted"]
+        place.measured()
+        made.upsert([{"k": 41_234, "v": "again"}])
+        yield cost("upsert 1 row among 40 runs, the first of a process")
+        made.upsert([{"k": 41_235, "v": "again"}])
+        yield cost("upsert 1 row among 40 runs")
+
+
 def told(costs: dict[str, list[Cost]]) -> str:
     """Write the figures as a table of Markdown."""
     lines = ["| operation | " + " | ".join(f"{place}, ms | requests" for place in costs) + " |"]
@@ -157,7 +180,7 @@ def told(costs: dict[str, list[Cost]]) -> str:
 
 
 def _calls(cost: Cost) -> str:
-    shown = {"compare_and_set": "CAS", "scan": "scan", "head": "head", "put": "PUT", "get": "GET", "list": "LIST"}
+    shown = {"compare_and_set": "CAS", "put": "PUT", "get": "GET", "list": "LIST", "open": "statement"}
     found: dict[str, int] = {}
     for calls in (cost.logs, cost.blobs):
         for kind, count in calls.items():

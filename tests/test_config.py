@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from timespine.config import DEFAULT, REMOTE, Config
+import timespine as ts
+from timespine.config import DEFAULT, REMOTE, Config, at_remote_place
 from timespine.errors import UsageError
+from timespine.testing.latency import SlowPlace
 
 NAMES = [each.name for each in fields(Config) if each.type == "int" and not each.name.startswith("arrangement_")]
 LEVEL_ROWS = DEFAULT.arrangement_level_rows
@@ -18,6 +22,33 @@ def test_defaults_are_a_valid_config() -> None:
     assert Config() == DEFAULT
     assert DEFAULT.inline_part_bytes < DEFAULT.inline_total_bytes
     assert DEFAULT.retry_pause_ms < DEFAULT.retry_pause_max_ms
+
+
+def test_a_remote_place_has_defaults_of_its_own_which_a_config_keeps() -> None:
+    assert (REMOTE.inline_part_bytes, REMOTE.inline_total_bytes) == (64 * 1024, 8 * 1024 * 1024)
+    assert at_remote_place(DEFAULT) == REMOTE
+    given = at_remote_place(Config(cache_bytes=1 << 20, outstanding_parts=3))
+    assert (given.cache_bytes, given.outstanding_parts) == (1 << 20, 3)
+    assert (given.inline_part_bytes, given.inline_total_bytes) == (64 * 1024, 8 * 1024 * 1024)
+    assert given.compression == "zstd"
+
+
+def test_a_store_in_a_bucket_that_is_opened_with_a_config_has_them(moto: Any, tmp_path: Path) -> None:
+    config = Config(cache_bytes=1 << 20)
+    with ts.open(moto.url(), storage=moto.storage, config=config, maintenance=False) as store:
+        assert store._context.config == at_remote_place(config)
+    with ts.open(tmp_path / "store", config=config, maintenance=False) as store:
+        assert store._context.config == config
+
+
+def test_what_fits_into_the_log_of_a_remote_place_is_no_blob() -> None:
+    place = SlowPlace()
+    with place.open(Config(cache_bytes=1 << 20)) as store:
+        made = store.create("c", key={"k": "int64"}, value={"v": "binary"}, timeline="counter")
+        place.measured()
+        for number, (size, blobs) in enumerate([(60_000, {}), (70_000, {"put": 1})]):
+            made.append([{"k": number, "v": random.Random(number).randbytes(size)}])
+            assert place.measured()[1] == blobs
 
 
 @pytest.mark.parametrize("name", NAMES)

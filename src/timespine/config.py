@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from timespine.errors import UsageError, short_repr
@@ -263,3 +263,9 @@ DEFAULT = Config()
 REMOTE = Config(inline_part_bytes=64 << 10, inline_total_bytes=8 << 20, outstanding_parts=8, compression="zstd")
 """The configuration of a store whose blobs are at a remote place. There a PUT costs 20 ms and a fee: appends of up to
 about 5,000 small rows go into the log alone. Uploads overlap."""
+
+
+def at_remote_place(config: Config) -> Config:
+    """Return a configuration with the defaults of a remote place, wherever it has those of a folder."""
+    given = {each.name: getattr(config, each.name) for each in fields(Config)}
+    return replace(REMOTE, **{name: value for name, value in given.items() if value != getattr(DEFAULT, name)})

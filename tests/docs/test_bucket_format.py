@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from pages import BLOCK
 
-from timespine.client.maintenance.sweep_turns import SWEEPS, take_sweep_turn
+from timespine.client.maintenance.sweep_claim import SWEEPS, take_sweep_turn
 from timespine.errors import CorruptionError, VersionError
 from timespine.location.bucket import formats
 from timespine.location.bucket.consensus import BucketConsensus

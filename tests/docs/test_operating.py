@@ -12,8 +12,10 @@ from timespine.client.diagnostics.metrics import process_metrics
 from timespine.client.diagnostics.prometheus import StoreCollector
 from timespine.config import Config
 from timespine.core.maintenance_policy import GARBAGE_MIN, KEPT_ROLLUPS, ROLLUPS
+from timespine.location.opening.place import LOOK_S, REMOTE_LOOK_S
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "operating.md").read_text()
 
 
 def test_every_metric_to_alert_on_is_one_that_a_store_gives(tmp_path):
@@ -40,3 +42,13 @@ def test_the_figures_on_the_page_are_those_of_the_code():
     assert f"{Config().cache_bytes >> 20} MiB of decoded parts" in PAGE
     assert f"after {Config().reader_lease_ms // 60_000} minutes at most" in PAGE
     assert FORGET_MS == 24 * 3_600_000
+
+
+def test_how_often_a_reader_looks_is_written_as_the_code_has_it():
+    """Requests per look are counted by tests/client/read/test_waiting_cost.py."""
+    assert (LOOK_S, REMOTE_LOOK_S) == (1 / 4, 1)
+    assert f"looks each second in a bucket ({2 * 3600 / REMOTE_LOOK_S:,.0f} GET an hour)" in PAGE
+    assert "without one it looks once a second" in (DOCS / "object-stores.md").read_text()
+    guide = " ".join((DOCS / "guide.md").read_text().split())
+    assert "reads the log of a folder four times a second" in guide
+    assert "that of a bucket once" in guide

@@ -15,7 +15,10 @@ SLOW_BYTES, SLOW_S = 20, 0.005
 """How many bytes of a slow reply come alone, and the pause before each."""
 
 PATIENCE_S = 120.0
-"""How long a request hangs at most, if its test forgets to release it."""
+"""How long a connection hangs at most, if its client has no deadline. Tests look into `ended` for who it was."""
+
+LOOK_S = 0.02
+"""The pause between two looks whether the client of a connection that hangs has left."""
 
 
 class HttpFaults:
@@ -27,21 +30,23 @@ class HttpFaults:
     "drop"          close the connection, and forward nothing
     "half reply"    forward the request, and close the connection in the middle of the reply
     "slow"          forward the request, and answer byte by byte, with pauses
-    "hang"          forward nothing and answer nothing, until `release` is set
+    "hang"          forward nothing and answer nothing, until the client leaves
     """
 
     def __init__(self, port: int) -> None:
         self.faults: deque[tuple[str, str | int]] = deque()
         self.seen: list[str] = []
         """The methods of all requests, in order."""
-        self.release = threading.Event()
+        self.ended: list[str] = []
+        """Who ended each connection that hung: "client" or "proxy"."""
+        self._closing = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(port))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        self.release.set()
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -65,7 +70,7 @@ class HttpFaults:
                 proxy.seen.append(self.command)
                 fault = proxy._next(self.command)
                 if fault == "hang":
-                    proxy.release.wait(PATIENCE_S)
+                    _hang(proxy, self._has_left)
                 if fault in ("hang", "drop"):
                     return self._cut()
                 if isinstance(fault, int):
@@ -104,6 +109,14 @@ class HttpFaults:
                         self.wfile.write(bytes([byte]))
                     self.wfile.write(body[SLOW_BYTES:] if self.slow else body)
 
+            def _has_left(self) -> bool:
+                try:
+                    return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return False
+                except OSError:
+                    return True
+
             def _cut(self) -> None:
                 self.close_connection = True
                 with contextlib.suppress(OSError):
@@ -120,7 +133,7 @@ class StreamFaults:
     "ok"            pass them on
     "drop request"  close both sides instead of passing a request on
     "drop reply"    close both sides instead of passing a reply on
-    "hang"          keep replies back, and keep both sides open
+    "hang"          keep replies back, and keep both sides open until the client leaves
     """
 
     def __init__(self, port: int) -> None:
@@ -132,11 +145,13 @@ class StreamFaults:
         self.port = self._listening.getsockname()[1]
         self._open: list[socket.socket] = []
         self._armed = False
-        self._released = threading.Event()
+        self.ended: list[str] = []
+        """Who ended each connection that hung: "client" or "proxy"."""
+        self._closing = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._released.set()
+        self._closing.set()
         self._listening.close()
         for each in list(self._open):
             _end(each)
@@ -166,11 +181,23 @@ class StreamFaults:
                 if not is_request and self._armed and self.mode == "drop reply":
                     break
                 if not is_request and self._armed and self.mode == "hang":
-                    self._released.wait(PATIENCE_S)
+                    _hang(self, lambda: target.fileno() == -1)  # the thread of the requests ends it with its client
                     break
                 target.sendall(data)
         _end(source)
         _end(target)
+
+
+def _hang(proxy: HttpFaults | StreamFaults, has_left: Callable[[], bool]) -> None:
+    """Wait until a client leaves, or the proxy is closed; note who ended the connection."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not proxy._closing.wait(LOOK_S):
+        if has_left():
+            proxy.ended.append("client")
+            return
+        if time.monotonic() > deadline:
+            proxy.ended.append("proxy")
+            return
 
 
 def _end(each: socket.socket) -> None:

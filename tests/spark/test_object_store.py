@@ -12,16 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import obstore
 import polars as pl
 import pytest
 from servers.object_servers import ACCESS_KEY, SECRET_KEY
 from test_cluster import dies_before_it_answers, kill_executor_once
 
 import timespine as ts
-from timespine.location.object_store.bucket import Bucket
 from timespine.location.postgres.migration import migrate
-from timespine.spark.stream.sink_progress import find_query
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds processes by /proc")
 
@@ -174,18 +171,6 @@ def in_a_bucket(master, url, storage, consensus, lines):
     told["logs"] = os.path.exists(os.environ["MARKER"])
     told["blobs"] = os.path.exists(os.environ["MARKER"] + ".blobs")
     print(json.dumps(told))
-
-
-def test_the_query_of_a_checkpoint_in_a_bucket_is_found(moto):
-    url = moto.url()
-    bucket = Bucket(moto.location(url))
-    storage = moto.location(url).storage
-    assert find_query(url, storage) is None
-    obstore.put(bucket.objects(), bucket.path("metadata"), b'{"id": "5a5d"}')
-    assert find_query(url, storage) == find_query(url.replace("s3:", "s3a:"), storage) == "5a5d"
-    obstore.put(bucket.objects(), bucket.path("metadata"), b"[]")
-    assert find_query(url, storage) is None
-    assert find_query("hdfs://name/checkpoint", storage) is None
 
 
 LONGER = [pytest.param(master, marks=pytest.mark.slow) for master in ("local[2]", "connect")]

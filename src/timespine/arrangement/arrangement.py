@@ -10,6 +10,7 @@ checkpoint is damaged, the collection is read again.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -28,7 +29,6 @@ from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.client.api_for_engines import TimeLike, handle_of
 from timespine.client.arrangement_protocols import ArrangementHold
 from timespine.client.collection import Collection
-from timespine.client.inner_handles import POLL_MAX_S, POLL_MIN_S
 from timespine.client.read.change_feed import FeedEvent
 from timespine.columnar.predicate.where import Where
 from timespine.errors import (
@@ -293,13 +293,14 @@ class Arrangement(ArrangedReads):
 
     def _follow(self) -> None:
         """Take changes as they come, and save now and then, until the arrangement is closed."""
-        context, pause = self._handle.context, POLL_MIN_S
+        signal = self._handle.context.signal()
         while not self._is_closed:
-            heard = context.committed.count
+            heard = signal.mark
             try:
-                pause = POLL_MIN_S if self.catch_up() else min(pause * 1.5, POLL_MAX_S)
+                if self.catch_up():
+                    signal.expect_more()
                 if self._saving.verify_some():
-                    pause = POLL_MIN_S
+                    signal.expect_more()
                 self._saving.save_if_due(self._takes)
             except StoreClosed:
                 return
@@ -309,8 +310,8 @@ class Arrangement(ArrangedReads):
                 logger.warning("the arrangement of %s could not follow: %s", self._handle.name, error)
                 if self._misfit is not None:
                     return
-                pause = POLL_MAX_S
-            context.committed.wait(heard, pause)
+                signal.expect_nothing()
+            signal.wait(heard, math.inf)
 
     def save(self) -> bool:
         """Save a checkpoint to the folder now; return False if it has all that there is already."""

@@ -24,8 +24,8 @@ else of the client.
     views        begin_refresh gives a Transaction that may write to owned collections; Definition, CatalogEntry,
                  catalog_entries and open_entry are about these, drop_owned drops one; restrict_to_keys reads the rows
                  of some keys
-    following    context_of gives what a store shares; CommitSignal waits for commits; heads_of says which logs have
-                 grown; end_with_store closes an object with its store
+    following    context_of gives what a store shares, and its `signal` waits for commits; heads_of says which logs
+                 have grown; end_with_store closes an object with its store
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from timespine.client.lazy_spark import is_spark_frame
 from timespine.client.read.acquire import Hold
 from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
-from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
@@ -208,7 +207,6 @@ __all__ = [
     "CollectionHandle",
     "CommandStep",
     "CommitResult",
-    "CommitSignal",
     "Compute",
     "CriticalHold",
     "CurrentRows",

@@ -13,6 +13,7 @@ from typing import Protocol
 from timespine.client.arrangement_protocols import OpenArrangement
 from timespine.client.catalog.catalog import CatalogEntry, check_role
 from timespine.client.commit.group_commit import GroupCommitter
+from timespine.client.read.commit_signal import CommitSignal
 from timespine.client.read.leases import Leases
 from timespine.client.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
 from timespine.columnar.parts.part_cache import PartCache
@@ -22,19 +23,13 @@ from timespine.config import Config
 from timespine.core.state import State, Status
 from timespine.errors import ClosedError, CorruptionError
 from timespine.location.blob import Blob
+from timespine.location.opening.place import LOOK_S
 from timespine.locks import Bell, Lock
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
 READ_THREADS = 4
 """Least number of threads that read ahead and encode: both run outside of the interpreter's lock."""
-
-POLL_MIN_S = 0.002
-POLL_MAX_S = 0.25
-"""Longest pause in seconds of a waiting reader between two looks at a log."""
-
-POLL_LISTENING_S = 1.0
-"""The same where storage tells about commits: a notice that was lost costs one pause."""
 
 CHANGE_S = 3600.0
 """Seconds that a thread waits for changes of other threads: one of them may run on Spark."""
@@ -87,6 +82,8 @@ class StoreContext:
     """The absolute path of the folder of the store, or its URL; empty if other processes cannot find it."""
     listen: Callable[[Callable[[], None]], None] | None = None
     """The function of the logs that rings a bell at commits of other processes; None if they cannot."""
+    look_s: float = LOOK_S
+    """The longest pause in seconds of a waiting reader between two looks at a log."""
     storage: tuple[tuple[str, str], ...] = ()
     """How its bucket is reached: options without secrets."""
     consensus_address: str = ""
@@ -112,6 +109,10 @@ class StoreContext:
     def counters_of(self, collection: str) -> dict[str, float]:
         """Return the counters of one collection."""
         return self.by_collection.setdefault(collection, {})
+
+    def signal(self) -> CommitSignal:
+        """Make the signal by which one thread waits for commits."""
+        return CommitSignal(self.committed, self.look_s, self.listen)
 
 
 @dataclass(slots=True)
@@ -209,22 +210,16 @@ class CollectionHandle:
         Commits of this process wake the caller at once. For those of other processes it looks at the log, often at
         first and then less and less.
         """
-        context = self.context
+        context, signal = self.context, self.context.signal()
         deadline = context.monotonic() + timeout_s
-        pause, pause_max = POLL_MIN_S, POLL_MAX_S
-        if context.listen is not None:
-            context.listen(context.committed.ring)
-            pause_max = POLL_LISTENING_S
         while True:
             # SUBTLE: counted before the look, so that a commit after it is not missed. The look takes no lock, so no
             # committer waits for it (test_to_spark.py).
-            heard = context.committed.count
+            heard = signal.mark
             state = self.state()
             if is_there(state):
                 return state
             left = deadline - context.monotonic()
             if left <= 0:
                 return None
-            if context.committed.count == heard:
-                context.committed.wait(heard, min(pause, left))
-            pause = min(pause * 1.5, pause_max)
+            signal.wait(heard, left)

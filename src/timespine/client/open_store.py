@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from timespine.client.store import Store
-from timespine.config import DEFAULT, REMOTE, Config
+from timespine.config import DEFAULT, Config, at_remote_place
 from timespine.errors import UsageError
 from timespine.location.consensus import ListeningConsensus
 from timespine.location.opening.consensus_address import ConsensusAddress, parse_consensus
@@ -60,6 +60,8 @@ def open(  # the name that users know
     A new store in a folder is for its owner alone (modes 0700 and 0600). With `shared` it is made as the umask says.
     Files made later have the permissions of `blobs` and `consensus.db`, so the option counts only once.
 
+    A bucket has its own defaults (`timespine.config.REMOTE`), in every field of `config` that is as in `Config()`.
+
     `audit` is the share of parts that statistics allow to skip and that are read anyway, to check the statistics.
     """
     parsed = parse_location(location, storage)
@@ -77,7 +79,7 @@ def open(  # the name that users know
         store = Store(
             ports.blob,
             ports.consensus,
-            config=REMOTE if ports.is_remote and config is DEFAULT else config,
+            config=at_remote_place(config) if ports.is_remote else config,
             read_only=read_only,
             maintenance=maintenance,
             audit=audit,
@@ -86,7 +88,7 @@ def open(  # the name that users know
             location=parsed.url,
         )
         store._context.storage, store._context.consensus_address = parsed.storage, consensus or ""
-        store._context.store_id = ports.store_id
+        store._context.store_id, store._context.look_s = ports.store_id, ports.look_s
         if isinstance(ports.consensus, ListeningConsensus):
             store._context.listen = ports.consensus.listen
         opened.pop_all()

@@ -17,13 +17,14 @@ from typing import Any
 
 from timespine.client import store as store_module
 from timespine.client.store import Store
-from timespine.config import REMOTE, Config
+from timespine.config import DEFAULT, Config, at_remote_place
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.bucket.consensus import BucketConsensus
 from timespine.location.bucket.effects import StoredObject, Unchanged
 from timespine.location.bucket.object_store import MemoryObjects
 from timespine.location.consensus import Consensus, LogEntry, LogWrite
 from timespine.location.memory import MemoryBlob, MemoryConsensus
+from timespine.location.opening.place import OpenedPorts
 from timespine.location.remote.read_ahead import REQUESTS_MAX, ReadAheadBlob
 
 
@@ -43,6 +44,9 @@ class Latency:
 
 S3 = Latency()
 """An object store in the same region, and a database beside it."""
+
+OPEN_STATEMENTS = 5
+"""Statements by which a process opens the logs of a store in PostgreSQL (tests/location/test_open_requests.py)."""
 
 
 class VirtualClock:
@@ -226,9 +230,11 @@ class SlowPlace:
 
     def __init__(self, latency: Latency = S3, *, is_bucket: bool = False, is_remote: bool = True) -> None:
         self.clock = VirtualClock()
+        self._latency = latency
         self.blob = BulkSlowBlob(self.clock, latency)
         self.objects = SlowObjects(self.clock, latency)
         self.log = SlowConsensus(self.clock, latency)
+        self._measured_ms = 0.0
         self._is_bucket = is_bucket
         """Whether the logs are in the bucket."""
         self._is_remote = is_remote
@@ -239,17 +245,37 @@ class SlowPlace:
         """The calls of the logs, or the requests for their objects."""
         return self.objects.calls if self._is_bucket else self.log.calls
 
-    def open(self, config: Config | None = None, **options: Any) -> Store:
+    def open(self, config: Config = DEFAULT, **options: Any) -> Store:
         """Open a store as another process does that knows nothing."""
         blob = ReadAheadBlob(self.blob, VirtualPool(self.clock, REQUESTS_MAX)) if self._is_remote else self.blob
-        logs: Consensus = BucketConsensus(self.objects) if self._is_bucket else self.log
-        chosen = config if config is not None else REMOTE if self._is_remote else Config()
-        return Store(blob, logs, config=chosen, maintenance=False, **options)
+        logs = self._open_logs(read_only=options.get("read_only", False))
+        chosen = at_remote_place(config) if self._is_remote else config
+        store = Store(blob, logs, config=chosen, maintenance=False, **options)
+        store._context.look_s = OpenedPorts(blob, logs, is_remote=self._is_remote).look_s
+        return store
+
+    def _open_logs(self, *, read_only: bool) -> Consensus:
+        """Open the logs as the place does: a remote one reads its descriptor first, and checks conditions beside it."""
+        if self._is_remote:
+            self._count(self.blob.calls, "get", self._latency.get)
+        checked_ms = self.clock.now
+        if self._is_remote and not read_only:
+            self.blob.calls["put"] += 2
+            checked_ms += self._latency.put
+        logs: Consensus = BucketConsensus(self.objects, read_only=read_only) if self._is_bucket else self.log
+        for _ in range(OPEN_STATEMENTS if self._is_remote and not self._is_bucket else 0):
+            self._count(self.log.calls, "open", self._latency.log)
+        self.clock.now = max(self.clock.now, checked_ms)
+        return logs
+
+    def _count(self, calls: Counter[str], kind: str, ms: float) -> None:
+        calls[kind] += 1
+        self.clock.now += ms
 
     def measured(self) -> tuple[float, dict[str, int], dict[str, int]]:
         """Return the time, and the requests for blobs and to logs, since the last look."""
-        seen = (self.clock.now, dict(self.blob.calls), dict(self.log_calls))
-        self.clock.now = 0.0
+        seen = (self.clock.now - self._measured_ms, dict(self.blob.calls), dict(self.log_calls))
+        self._measured_ms = self.clock.now  # the clock goes on: the pools of open stores have times of it
         self.blob.calls.clear()
         self.log_calls.clear()
         return seen

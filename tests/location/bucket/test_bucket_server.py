@@ -1,16 +1,16 @@
-"""Consensus on a bucket of a real server, through obstore."""
+"""Consensus on buckets of real servers, through obstore."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import obstore
 import pytest
 from obstore.store import MemoryStore, S3Store
+from servers.object_servers import ObjectServer
 
 from timespine.errors import StoreClosed, UsageError
 from timespine.location.bucket.consensus import BucketConsensus
@@ -18,34 +18,23 @@ from timespine.location.bucket.effects import UNCHANGED
 from timespine.location.bucket.obstore_objects import ObstoreObjects
 from timespine.location.bucket.replica import CheckpointLimits
 from timespine.location.consensus import LogEntry, LogWrite
+from timespine.location.object_store.bucket import Bucket
 from timespine.testing.conformance import ConsensusConformance
 from timespine.testing.conformance.consensus import fill
 
 FEW = CheckpointLimits(slots=7, pack_bytes_small=200)
 
 
-@pytest.fixture(scope="session")
-def bucket(s3_endpoint: str) -> S3Store:
-    urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/logs", method="PUT"), timeout=60).close()
-    return S3Store(
-        "logs",
-        endpoint=s3_endpoint,
-        region="us-east-1",
-        access_key_id="test",
-        secret_access_key="test",
-        client_options={"allow_http": True, "timeout": "60s"},
-    )
+class OnServer(ConsensusConformance):
+    """The suite on a server that the subclass names; each test has a prefix of its own."""
 
-
-class TestBucketConsensusOnAServer(ConsensusConformance):
     rounds = 0.1
-
-    @pytest.fixture(autouse=True)
-    def _bucket(self, bucket: S3Store) -> None:
-        self.bucket = bucket
+    server: ObjectServer
+    places: dict[Path, Bucket]
 
     def make(self, tmp_path: Path) -> BucketConsensus:
-        return BucketConsensus(ObstoreObjects(self.bucket, f"{tmp_path.name}/"), limits=FEW)
+        self.places.setdefault(tmp_path, Bucket(self.server.location()))
+        return BucketConsensus(objects_of(self.places[tmp_path]), limits=FEW)
 
     reopen = make
 
@@ -53,10 +42,29 @@ class TestBucketConsensusOnAServer(ConsensusConformance):
         return self.make(tmp_path), self.make(tmp_path)
 
 
-@pytest.fixture(params=["memory", "server"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObstoreObjects]:
-    store = MemoryStore() if request.param == "memory" else request.getfixturevalue("bucket")
-    with contextlib.closing(ObstoreObjects(store, f"{tmp_path.name}/")) as adapter:
+class TestOnMoto(OnServer):
+    @pytest.fixture(autouse=True)
+    def _server(self, moto: ObjectServer) -> None:
+        self.server, self.places = moto, {}
+
+
+class TestOnSeaweed(OnServer):
+    @pytest.fixture(autouse=True)
+    def _server(self, seaweed: ObjectServer) -> None:
+        self.server, self.places = seaweed, {}
+
+
+def objects_of(bucket: Bucket, below: str = "logs/") -> ObstoreObjects:
+    return ObstoreObjects(bucket.objects(), bucket.path(below))
+
+
+@pytest.fixture(params=["memory", "moto", "seaweed"])
+def objects(request: pytest.FixtureRequest) -> Iterator[ObstoreObjects]:
+    if request.param == "memory":
+        made = ObstoreObjects(MemoryStore(), "logs/")
+    else:
+        made = objects_of(Bucket(request.getfixturevalue(request.param).location()))
+    with contextlib.closing(made) as adapter:
         yield adapter
 
 
@@ -128,10 +136,13 @@ def test_a_server_that_is_not_there_is_an_error_without_secrets() -> None:
     assert "canary" not in shown
 
 
-def test_a_second_store_in_the_same_bucket_is_another_one(bucket: S3Store, tmp_path: Path) -> None:
-    one, two = (BucketConsensus(ObstoreObjects(bucket, f"{tmp_path.name}/{name}/")) for name in ("one", "two"))
+@pytest.mark.parametrize("server", ["moto", "seaweed"])
+def test_a_second_store_in_the_same_bucket_is_another_one(server: str, request: pytest.FixtureRequest) -> None:
+    bucket = Bucket(request.getfixturevalue(server).location())
+    one, two = (BucketConsensus(objects_of(bucket, f"{name}/")) for name in ("one", "two"))
     assert one.compare_and_set([LogWrite("a", None, b"")]) is None
     assert (two.list_keys(), one.list_keys()) == ([], ["a"])
     one.close()
     two.close()
-    assert len(list(obstore.list(bucket, tmp_path.name).collect())) == 3  # two bases and one slot
+    found = obstore.list(bucket.objects(), bucket.path("").rstrip("/")).collect()
+    assert len(list(found)) == 3  # two bases and one slot

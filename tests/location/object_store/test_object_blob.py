@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers.fault_proxy import HttpFaults
 from servers.object_servers import ObjectServer
 
 from timespine.errors import ReadOnlyStore, UsageError
 from timespine.location.blob import Blob, BulkBlob
 from timespine.location.object_store.bucket import Bucket
 from timespine.location.object_store.object_blob import ObjectBlob
+from timespine.location.opening.store_location import parse_location
 from timespine.testing.conformance import BlobConformance
 
 
@@ -46,15 +48,42 @@ def blob(moto):
     return ObjectBlob(Bucket(moto.location()))
 
 
-def test_many_ranges_and_many_deletions_are_one_call(blob):
-    assert isinstance(blob, BulkBlob)
+@pytest.fixture
+def proxy(moto):
+    made = HttpFaults(moto.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def counted(moto, proxy):
+    """Blobs behind a proxy that counts requests."""
+    return ObjectBlob(Bucket(parse_location(moto.url(), moto.via(proxy.endpoint))))
+
+
+def test_a_range_is_one_request_and_many_deletions_are_one(counted, proxy):
+    assert isinstance(counted, BulkBlob)
     keys = [f"a/b/{number}" for number in range(5)]
     for key in keys:
-        blob.put(key, b"0123456789" * 1000)
-    assert blob.get_ranges("a/b/0", [(0, 3), (5, 5), (9_997, 10_000), (2, 4)]) == [b"012", b"", b"789", b"23"]
-    assert blob.get_ranges("a/b/x", [(0, 3)]) is None
-    blob.delete_many([*keys[1:], "a/b/gone"])
-    assert [info.key for info in blob.list_keys()] == ["a/b/0"]
+        counted.put(key, b"0123456789" * 1000)
+    proxy.seen.clear()
+    assert counted.get_range("a/b/0", 9_997, 10_000) == b"789"
+    assert proxy.seen == ["GET"]
+    proxy.seen.clear()
+    counted.delete_many([*keys[1:], "a/b/gone"])
+    assert proxy.seen == ["POST"]
+    assert [info.key for info in counted.list_keys()] == ["a/b/0"]
+
+
+def test_a_large_blob_is_one_put_with_its_condition(counted, proxy):
+    """Without a condition obstore puts more than 5 MiB in parts: POST, PUT, PUT, POST."""
+    value = bytes(6 << 20)
+    counted.put("a/b/0", value)
+    assert proxy.seen == ["PUT"]
+    with pytest.raises(UsageError, match="other bytes"):
+        counted.put("a/b/0", value[1:] + b"1")
+    assert proxy.seen == ["PUT", "PUT", "GET"]
+    assert counted.get("a/b/0") == value
 
 
 def test_listing_gives_more_than_one_page(moto, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from assertions import until
 from servers.fault_proxy import HttpFaults
 
 from timespine.errors import Determinate, Indeterminate, UsageError, WrongProcess
@@ -106,6 +107,8 @@ def test_a_server_that_answers_nothing_ends_a_call_in_time(make, proxy):
     proxy.faults.extend([("GET", "hang")] * (1 + RETRIES))
     with pytest.raises(Determinate, match="did not answer"):
         blob.get("a/b/c")
+    until(lambda: len(proxy.ended) == len(proxy.seen))
+    assert set(proxy.ended) == {"client"}
 
 
 def test_a_deletion_whose_reply_is_lost_may_be_repeated(make, proxy):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import psycopg
 import pytest
 from assertions import until
 
 import timespine as ts
 from timespine.location.consensus import LogWrite
+from timespine.location.postgres.change_notices import ChangeNotices
 from timespine.location.postgres.connections import LimitedConnection
 
 
@@ -26,9 +28,9 @@ def stores(moto, postgres, database):
 
 def test_a_reader_that_waits_is_woken_by_a_commit_of_another_process(stores, monkeypatch):
     # Without a notice a reader would look again after an hour.
-    monkeypatch.setattr("timespine.client.inner_handles.POLL_MIN_S", 3600.0)
-    monkeypatch.setattr("timespine.client.inner_handles.POLL_LISTENING_S", 3600.0)
+    monkeypatch.setattr("timespine.client.read.commit_signal.POLL_MIN_S", 3600.0)
     first, second = stores
+    second._context.look_s = 3600.0
     made = first.create("c", key={"k": "int64"}, timeline="counter")
     found = []
 
@@ -64,6 +66,22 @@ def test_many_commits_send_few_notices(make_log, monkeypatch):
     assert len(sent) in (1, 2)
 
 
+def test_a_commit_itself_sends_no_notice(make_log, postgres, database, monkeypatch):
+    """It would take a lock of the whole server at its commit. The notices come in the order of their commits."""
+    monkeypatch.setattr(ChangeNotices, "announce", lambda *args: None)
+    log = make_log()
+    with psycopg.connect(postgres.conninfo(database), autocommit=True) as session:
+        session.execute(f"LISTEN {log._channel}")
+        log.compare_and_set([LogWrite("a", None, b"x"), LogWrite("b", None, b"x")])
+        log.compare_and_set([LogWrite("a", 0, b"y")])
+        log.truncate("a", 1)
+        log.forget("b", 0)
+        log.fence()
+        session.execute("SELECT pg_notify(%s, 'after all of them')", (log._channel,))
+        (found,) = session.notifies(timeout=60, stop_after=1)
+    assert found.payload == "after all of them"
+
+
 def test_a_listener_that_lost_its_connection_listens_again(make_log, postgres, database):
     log = make_log()
     log._notices._sleep = lambda _: None
@@ -71,7 +89,7 @@ def test_a_listener_that_lost_its_connection_listens_again(make_log, postgres, d
     log.listen(lambda: rung.append(1))
     until(lambda: rung)
     listening = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE 'LISTEN%%'"
+    before = len(rung)  # SUBTLE: before the session ends; the next one may listen at once
     until(lambda: postgres.execute(database, listening, database))
-    before = len(rung)
     until(lambda: len(rung) > before)
     log.close()

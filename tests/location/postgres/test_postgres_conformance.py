@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from assertions import until
 from servers.fault_proxy import StreamFaults
 
 from timespine.location.consensus import Consensus
@@ -72,6 +73,9 @@ class TestOnPostgresUnderFaults(ConsensusUnderFaults):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(LimitedConnection, "wait", counted)
                 yield lambda: sum(expired)
+            assert expired, "no wait for the server came to its limit"
+            until(lambda: self.proxy.ended)
+            assert set(self.proxy.ended) == {"client"}
             self.proxy.heal()
 
         return hanging()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from timespine.client.inner_handles import POLL_LISTENING_S, POLL_MAX_S, POLL_MIN_S, StoreContext
+from collections.abc import Callable
+
+from timespine.locks import Bell
+
+POLL_MIN_S = 0.002
+"""Seconds between the first two looks of a waiting reader at a log: each later pause is half as long again."""
 
 
 class CommitSignal:
@@ -12,12 +17,11 @@ class CommitSignal:
     rest, each wait without news is longer than the one before, up to a limit: the caller looks at the logs in between.
     """
 
-    def __init__(self, context: StoreContext) -> None:
-        self._bell = context.committed
-        self._pause_s, self._pause_max_s = POLL_MIN_S, POLL_MAX_S
-        if context.listen is not None:
-            context.listen(context.committed.ring)
-            self._pause_max_s = POLL_LISTENING_S
+    def __init__(self, bell: Bell, pause_max_s: float, listen: Callable[[Callable[[], None]], None] | None) -> None:
+        self._bell = bell
+        self._pause_s, self._pause_max_s = POLL_MIN_S, pause_max_s
+        if listen is not None:
+            listen(bell.ring)
 
     @property
     def mark(self) -> int:
@@ -34,6 +38,10 @@ class CommitSignal:
     def expect_more(self) -> None:
         """Make the next pause short: there was news, and more may follow."""
         self._pause_s = POLL_MIN_S
+
+    def expect_nothing(self) -> None:
+        """Make the next pause the longest: storage is unavailable."""
+        self._pause_s = self._pause_max_s
 
     def ring(self) -> None:
         """Wake the thread."""

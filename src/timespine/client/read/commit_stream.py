@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from timespine.client.inner_handles import POLL_MAX_S, CollectionHandle, StoreContext
+from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.client.read.leases import close_on_error
 from timespine.client.read.log_follower import Follower
 from timespine.client.read.rows import REPLANS, Updates, check_columns_unchanged
@@ -267,14 +267,14 @@ class CommitStream(Follower[CommitEvent]):
 
     def _patiently(self) -> CommitEvent | None:
         """Return the next event, and wait while storage is unavailable; None if there are no more."""
-        told = self.handle.context.committed
+        context = self.handle.context
         while True:
             try:
                 return next(self, None)
             except Unavailable:
                 # No event was given, and the next try begins where this one did.
                 LOG.warning("a listener of %s waits: storage is unavailable", self.handle.name)
-                told.wait(told.count, POLL_MAX_S)
+                context.committed.wait(context.committed.count, context.look_s)
 
 
 def end_listeners(context: StoreContext) -> None:

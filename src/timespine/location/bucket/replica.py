@@ -47,7 +47,7 @@ PAUSE_MS = 40
 LOADS_MAX = 16
 """How often a call begins again because checkpoints overtook it."""
 
-WINDOW_COLD, WINDOW_WARM, WINDOW_MAX = 8, 1, 32
+WINDOW_COLD, WINDOW_WARM, WINDOW_MAX = 32, 1, 32
 """Slots that are read at once: by a process that knows nothing, by one that was up to date, and at most."""
 
 
@@ -143,11 +143,17 @@ def read_base(replica: Replica) -> ObjectProtocol[None]:
     replica.base, replica.base_tag = base, found.tag
 
 
-def load(replica: Replica) -> ObjectProtocol[None]:
-    """Begin with the newest index, and keep the verified slots after it."""
+def load(replica: Replica, *, knows_base: bool = False) -> ObjectProtocol[None]:
+    """Begin with the newest index, and keep the verified slots after it.
+
+    With `knows_base` begin with the index of the base that was read last. Later ones may have replaced it: the caller
+    reads the base again, after the slots.
+    """
     missing = ""
     for _ in range(LOADS_MAX):
-        yield from read_base(replica)
+        if not knows_base:
+            yield from read_base(replica)
+        knows_base = False
         name = replica.base.index
         if not name:
             return  # no checkpoint yet: the log is whole, from slot 1 on
@@ -170,7 +176,7 @@ def catch_up(replica: Replica) -> ObjectProtocol[None]:
     window = WINDOW_WARM
     if replica.loaded is None:
         window = WINDOW_COLD
-        yield from load(replica)
+        yield from load(replica, knows_base=replica.base_tag is not None)
     gap = 0
     for _ in range(LOADS_MAX):
         began = replica.logs.slot

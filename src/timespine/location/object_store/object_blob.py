@@ -74,33 +74,22 @@ class ObjectBlob:
 
     def get_range(self, key: str, start: int, stop: int) -> bytes | None:
         check_get_range(key, start, stop)
-        found = self.get_ranges(key, [(start, stop)])
-        return None if found is None else found[0]
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes] | None:
-        """Return the bytes of several ranges, or None if the key does not exist; neighbours share a request."""
-        for start, stop in ranges:
-            check_get_range(key, start, stop)
         objects, path = self._objects(), self._path(key)
-        asked = [(start, stop) for start, stop in ranges if start < stop]
         try:
-            if len(asked) < len(ranges) or any(stop - start > BLOB_BYTES_MAX for start, stop in asked):
-                self._check_ends(key, ranges)
-            if not asked:
-                return [b"" for _ in ranges]
-            starts, stops = zip(*asked, strict=True)
-            found = iter(obstore.get_ranges(objects, path, starts=starts, ends=stops))
+            if start == stop or stop - start > BLOB_BYTES_MAX:
+                self._check_end(key, stop)
+            if start == stop:
+                return b""
+            value = bytes(obstore.get_range(objects, path, start=start, end=stop))
         except _MISSING:
             return None
         except BaseError as error:
-            failure = self._failure(key, ranges, error)
+            failure = self._failure(key, stop, error)
             if failure is None:
                 return None
             raise failure from None
-        values = [bytes(next(found)) if start < stop else b"" for start, stop in ranges]
-        for (start, stop), value in zip(ranges, values, strict=True):
-            check_inside(key, stop, start + len(value))
-        return values
+        check_inside(key, stop, start + len(value))
+        return value
 
     def delete(self, key: str) -> None:
         self.delete_many([key])
@@ -157,16 +146,14 @@ class ObjectBlob:
         except BaseError as error:
             raise translated(error, f"cannot read blob {key}", Determinate) from None
 
-    def _check_ends(self, key: str, ranges: Sequence[tuple[int, int]]) -> None:
+    def _check_end(self, key: str, stop: int) -> None:
         """Raise CorruptionError if a range ends after its blob."""
-        size = obstore.head(self._objects(), self._path(key))["size"]
-        for _, stop in ranges:
-            check_inside(key, stop, size)
+        check_inside(key, stop, obstore.head(self._objects(), self._path(key))["size"])
 
-    def _failure(self, key: str, ranges: Sequence[tuple[int, int]], error: BaseError) -> TimespineError | None:
-        """Find out why ranges cannot be read: the blob is gone (None), it is shorter, or storage fails."""
+    def _failure(self, key: str, stop: int, error: BaseError) -> TimespineError | None:
+        """Find out why a range cannot be read: the blob is gone (None), it is shorter, or storage fails."""
         try:
-            self._check_ends(key, ranges)
+            self._check_end(key, stop)
         except _MISSING:
             return None
         except CorruptionError as shorter:

@@ -15,7 +15,7 @@ from timespine.hints import Hint
 from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
 from timespine.location.object_store.bucket import Bucket
-from timespine.location.object_store.conditions import check_conditions
+from timespine.location.object_store.conditions import checked_conditions
 from timespine.location.object_store.object_blob import ObjectBlob
 from timespine.location.object_store.object_errors import translated
 from timespine.location.opening.consensus_address import BUCKET, ConsensusAddress, parse_consensus
@@ -37,16 +37,23 @@ class ObjectPlace:
         self._bucket = Bucket(location)
 
     def open(self, request: OpenRequest) -> OpenedPorts:
-        descriptor = self._read()
-        if descriptor is None:
-            if not request.create:
-                raise UsageError(f"there is no store in {self._bucket.location}", hint=Hint("create-store"))
+        data = self.read_file(NAME, BYTES_MAX)
+        check: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if data is not None:
+            descriptor = decode_descriptor(data, self._bucket.location)
+            if not request.read_only:
+                check = checked_conditions(self._bucket, NAME, data)
+        elif request.create:
             descriptor = self._create(request)
-        elif not request.read_only:
-            check_conditions(self._bucket, NAME, descriptor.encode())
+        else:
+            raise UsageError(f"there is no store in {self._bucket.location}", hint=Hint("create-store"))
         address = _reached_by(descriptor, request.consensus)
-        opened = msgspec.structs.replace(descriptor, epoch=None) if request.adopts_epoch else descriptor
-        logs: Consensus = open_logs(address, opened, self._location, read_only=request.read_only)
+        known = msgspec.structs.replace(descriptor, epoch=None) if request.adopts_epoch else descriptor
+        with contextlib.ExitStack() as opened:  # a refusal closes the logs
+            with check:
+                logs: Consensus = open_logs(address, known, self._location, read_only=request.read_only)
+                opened.callback(logs.close)
+            opened.pop_all()
         return OpenedPorts(self.open_blob(read_only=request.read_only), logs, store_id=descriptor.store, is_remote=True)
 
     def open_blob(self, *, read_only: bool) -> Blob:
@@ -111,17 +118,18 @@ class ObjectPlace:
             pass  # ours, if its reply was lost, or that of another process
         except BaseError as error:
             raise translated(error, f"{NAME} in {where} may not have been put", Indeterminate) from None
-        found = self._read()
+        found = self.read_file(NAME, BYTES_MAX)
         if found is None:
             raise Determinate(f"{NAME} in {where} was put and is not there: open the store again")
         try:
-            check_conditions(self._bucket, NAME, found.encode())
+            with checked_conditions(self._bucket, NAME, found):
+                pass
         except UsageError:
-            if found == made:
+            if found == data:
                 with contextlib.suppress(BaseError, OSError):
                     obstore.delete(self._bucket.objects(), self._bucket.path(NAME))
             raise
-        return found
+        return decode_descriptor(found, where)
 
 
 def _reached_by(descriptor: Descriptor, given: ConsensusAddress | None) -> ConsensusAddress:

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from timespine.errors import CorruptionError, TimespineError, UsageError
+from timespine.errors import CorruptionError, Determinate, TimespineError, UsageError
 from timespine.hints import Hint
 from timespine.location import sqlite
 from timespine.location.blob import Blob
@@ -82,8 +82,10 @@ class FolderPlace:
         try:
             with open(self._root / name, "rb") as file:
                 data = file.read(bytes_max + 1)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise Determinate(f"cannot read {self._root / name}: {error.strerror}") from None
         if len(data) > bytes_max:
             raise CorruptionError(f"{self._root / name} has more than {bytes_max} bytes")
         return data

@@ -10,6 +10,12 @@ from timespine.location.blob import Blob
 from timespine.location.consensus import Consensus
 from timespine.location.opening.consensus_address import ConsensusAddress
 
+LOOK_S = 0.25
+"""Seconds between two looks at a log on this machine, at most, of a reader that waits for commits of others."""
+
+REMOTE_LOOK_S = 1.0
+"""The same at a remote place: in a bucket a look costs two requests, and a database sends a notice of each commit."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
@@ -43,6 +49,11 @@ class OpenedPorts:
     """The id of the store, if its place has one: a store in a bucket has a descriptor."""
     is_remote: bool = False
     """Whether a request to its blobs takes milliseconds: then larger data go into the log, and fewer into blobs."""
+
+    @property
+    def look_s(self) -> float:
+        """The longest pause in seconds of a waiting reader between two looks at the logs."""
+        return REMOTE_LOOK_S if self.is_remote else LOOK_S
 
 
 class Place(Protocol):

@@ -48,15 +48,9 @@ SETTINGS = {
 waited for a lock sees the newest head; at SERIALIZABLE it would fail. A pooler drops them, so the functions that change
 logs set for themselves what commits depend on (`schema.py`)."""
 
-_SURELY_NOT = (
-    failures.SerializationFailure,
-    failures.DeadlockDetected,
-    failures.LockNotAvailable,
-    failures.QueryCanceled,
-    failures.InsufficientResources,
-    failures.ReadOnlySqlTransaction,
-)
-"""Failures after which the transaction was rolled back."""
+_ROLLED_BACK = ("40001", "40P01", "55P03", "57014", "53", "25006")
+"""How the SQLSTATE of a failure begins after which the transaction was rolled back: a conflict, a lock or a statement
+that took too long, a server without disk, memory or connections, a server that only reads."""
 
 
 class LimitedConnection(psycopg.Connection[tuple[Any, ...]]):
@@ -242,7 +236,7 @@ def statement_failure(error: psycopg.Error, kind: type[Determinate] | type[Indet
             "a pooler before the database drops the settings of a connection, and the database has another isolation "
             "than the logs need: ALTER ROLE ... SET default_transaction_isolation = 'read committed'"
         )
-    if isinstance(error, _SURELY_NOT):
+    if error.sqlstate is not None and error.sqlstate.startswith(_ROLLED_BACK):
         return Determinate(f"the logs refused a statement: {what}")
     if isinstance(error, failures.InsufficientPrivilege):
         return UsageError(

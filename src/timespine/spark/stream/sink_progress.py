@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from timespine.client.api_for_engines import CollectionHandle
 from timespine.core.state import State
 from timespine.core.transitions import CommitSink, DropSink
-from timespine.errors import BatchAlreadyCommitted, TimespineError, UsageError
+from timespine.errors import BatchAlreadyCommitted, CorruptionError, UsageError
 from timespine.ids import check_segment
 from timespine.location.opening.registry import place_of
 from timespine.location.opening.store_location import parse_location
@@ -38,6 +39,14 @@ NAME_MAX = 40
 
 METADATA_BYTES_MAX = 1 << 16
 """Bytes of the file of a checkpoint that has the id of its query, at most."""
+
+
+class _CheckpointMetadata(msgspec.Struct):
+    """The file `metadata` of a checkpoint, as Spark writes it."""
+
+    id: str
+    """The id of the query."""
+
 
 _OF_QUERY = re.compile(r"-q[0-9a-f]{16}")
 
@@ -132,17 +141,24 @@ def _name_of(record: str) -> str:
 
 
 def find_query(checkpoint: str | None, storage: tuple[tuple[str, str], ...] = ()) -> str | None:
-    """Read the id of the query from a checkpoint; None if this process cannot read it.
+    """Read the id of the query from a checkpoint; None if it has none, or is in storage that only Hadoop reads.
 
     A checkpoint may be in a folder, or in a bucket that is reached like that of the store.
+
+    SUBTLE: a failed read is an error, and never None. A batch that is recorded without its query makes the sink refuse
+    every later one, which has the query (test_find_query.py).
     """
     if checkpoint is None:
         return None
     try:
         is_folder = parse_location(checkpoint).is_folder
-        place = place_of(parse_location(checkpoint, None if is_folder else dict(storage)))
-        data = place.read_file("metadata", METADATA_BYTES_MAX)
-        found = None if data is None else json.loads(data).get("id")
-    except (TimespineError, ValueError, AttributeError):
+        location = parse_location(checkpoint, None if is_folder else dict(storage))
+    except UsageError:
         return None
-    return found if isinstance(found, str) else None
+    data = place_of(location).read_file("metadata", METADATA_BYTES_MAX)
+    if data is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=_CheckpointMetadata).id
+    except msgspec.DecodeError:
+        raise CorruptionError(f"metadata in {location.url} is not that of a checkpoint of Spark") from None

@@ -262,8 +262,9 @@ class StreamSink(_SinkWriter, DataSourceStreamArrowWriter):
     @raises_plain_errors
     def commit(self, messages: list[Any], batchId: int) -> None:
         given = [message for message in messages if message is not None]
-        checkpoint = find_query(self._options.text("checkpointLocation"), self._options.target.storage)
-        query = next((message.query for message in given if message.query), checkpoint)
+        query = next((message.query for message in given if message.query), None)
+        if query is None:  # a batch without partitions has no tasks
+            query = find_query(self._options.text("checkpointLocation"), self._options.target.storage)
         sink = SinkProgress(self._options.text("sinkId"), query, self._options.number("firstBatch") or 0)
         handle = self._handle()
         with self._end_writer_if_refused(given):

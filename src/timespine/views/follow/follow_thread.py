@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 from timespine.client.api_for_engines import (
-    CommitSignal,
     DurationLike,
     Store,
     context_of,
@@ -118,7 +117,7 @@ class _Follower:
         self.ended = Flag()
         """Set when no further step is to be made."""
         self._monotonic = context_of(store).monotonic
-        self._signal = CommitSignal(context_of(store))
+        self._signal = context_of(store).signal()
 
     def end(self) -> None:
         """Make no further step."""
