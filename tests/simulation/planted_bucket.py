@@ -359,8 +359,8 @@ def the_sweep_takes_packs_of_checkpoints_under_way() -> Iterator[None]:
 def packs_go_once_later_slots_cut_their_entries() -> Iterator[None]:
     real = checkpoint.load
 
-    def load(replica):
-        yield from real(replica)
+    def load(replica, *, knows_base=False):
+        yield from real(replica, knows_base=knows_base)
         live = replica.logs.live_bytes()
         replica.logs.index_packs = {name: size for name, size in replica.logs.index_packs.items() if live[name]}
 
