@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from timespine.client.catalog.catalog import view_hold_name
 from timespine.errors import (
     CollectionInUse,
     Contention,
@@ -65,7 +66,13 @@ class ViewUser(WritingUser, MaintainingUser):
 
     def _has_reason(self, call: UserCall) -> bool:
         if isinstance(call.error, CollectionInUse):  # a dropped view gives its holds back after it left the catalog
-            return any(entry.role == "view" for _, names in self.world.names for entry in names.entries.values())
+            text = str(call.error)
+            return any(
+                view_hold_name(entry.id) in text or f"view {name}" in text or f"views {name}" in text
+                for _, names in self.world.names
+                for name, entry in names.entries.items()
+                if entry.role == "view"
+            )
         return super()._has_reason(call)
 
     # Rows: with a number.
