@@ -74,8 +74,8 @@ lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents
 	$(RUN) tests/docs/prose.py
 
 unit: $(VENV)/.dev            ## unit and property tests; core and model must be covered to the last branch
-	$(RUN) $(PYTEST) tests/core tests/model tests/testing --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
-	$(RUN) -m pytest -n $(MORE_JOBS) tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/spark --ignore=tests/simulation
+	$(RUN) $(PYTEST) --durations=20 tests/core tests/model tests/testing --cov=src/timespine/core --cov=src/timespine/model --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(RUN) -m pytest -n $(MORE_JOBS) --durations=40 tests --ignore=tests/core --ignore=tests/model --ignore=tests/testing --ignore=tests/spark --ignore=tests/simulation
 	$(RUN) -m pytest -n $(MORE_JOBS) tests/simulation
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
@@ -86,7 +86,7 @@ $(VENV)/spark-classes.jsa: | $(VENV)/.dev
 	$(RUN) tests/spark/class_archive.py $@
 
 spark: $(VENV)/.dev $(VENV)/spark-classes.jsa            ## reads, writes, streams and merges on Spark, and executors that are killed
-	$(RUN) -m pytest -n $(MORE_JOBS) --dist loadfile --no-loadscope-reorder tests/spark
+	$(RUN) -m pytest -n $(MORE_JOBS) --dist loadfile --no-loadscope-reorder --durations=20 tests/spark
 
 determinism: $(VENV)/.dev            ## 190 seeds replay identically, whatever the hash seed
 	@for flavour in mixed schemas streams kept stores arrangements spines bucket views copies; do \

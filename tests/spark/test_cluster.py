@@ -307,7 +307,7 @@ def test_executors_that_die_cost_time_and_nothing_else(told_by):
     }
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
 def store_url(request):
     """Where the store of a driver that dies is: a folder, or a bucket alone; as variables of its environment."""
     if request.param == "folder":

@@ -275,7 +275,13 @@ NO_MODULES = ("-S", "-E", "-s")
 """Options of a Python that finds nothing but the standard library."""
 
 
-@pytest.mark.parametrize("conf", [{}, {"spark.pyspark.python": sys.executable}], ids=["nothing", "conf"])
+@pytest.mark.parametrize(
+    "conf",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"spark.pyspark.python": sys.executable}, id="conf", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_of_a_users_session_get_the_python_of_the_driver(told_by, tmp_path, conf):
     python_in(tmp_path / "bin", "python3", *NO_MODULES)
     told = told_by(OF_THE_USER, PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", CONF=json.dumps(conf))

@@ -293,6 +293,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="needs pyspark[connect]")
 def test_so_it_is_on_spark_connect(told_by):
     told = told_by(CONNECT, SPARK_REMOTE="local[1]", SPARK_TESTING="1")
