@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from timespine.client.api_for_engines import slices_of
+from timespine.client.api_for_engines import Store, slices_of
 from timespine.config import Config
 from timespine.testing.latency import S3, Latency, SlowPlace, pools_on
 
@@ -106,12 +106,17 @@ def _small_work(place: SlowPlace) -> Iterator[Cost]:
         yield cost("maintain again, nothing to do")
 
 
+def _append_40_runs(store: Store, name: str) -> None:
+    """Create a collection of 40 runs of 2,000 rows."""
+    made = store.create(name, key={"k": "int64"}, value={"v": "string"}, timeline="counter")
+    for part in range(40):
+        made.append(rows(part * 2000, 2000))
+
+
 def _many_parts(place: SlowPlace) -> Iterator[Cost]:
     cost, config = _Meter(place), Config(inline_part_bytes=1, row_group_rows=512)
     with place.open(config) as store:
-        made = store.create("parts", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
-        for part in range(40):
-            made.append(rows(part * 2000, 2000))
+        _append_40_runs(store, "parts")
     place.measured()
     for name, read in (
         ("snapshot of 40 runs", lambda made: made.snapshot().to_arrow()),
@@ -156,9 +161,7 @@ def _planning(place: SlowPlace) -> Iterator[Cost]:
 def _upsert_among_runs(place: SlowPlace) -> Iterator[Cost]:
     cost, config = _Meter(place), Config(inline_part_bytes=1, row_group_rows=512)
     with place.open(config) as store:
-        made = store.create("upserted", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
-        for part in range(40):
-            made.append(rows(part * 2000, 2000))
+        _append_40_runs(store, "upserted")
     place.measured()
     with place.open() as store:
         made = store["upserted"]

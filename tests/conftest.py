@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def _object_server(folder, name):
 def moto(servers_folder, object_credentials):
     """An S3 server in Python."""
     yield from _object_server(servers_folder, "moto")
+
+
+@pytest.fixture
+def proxy(moto):
+    """A proxy before that server, which breaks and counts requests."""
+    from servers.fault_proxy import HttpFaults
+
+    with contextlib.closing(HttpFaults(moto.port)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from collections import Counter
 
 import obstore
 import pytest
-from servers.fault_proxy import HttpFaults
 
 import timespine as ts
 from timespine.location.postgres.connections import LimitedConnection
@@ -15,13 +14,6 @@ from timespine.location.postgres.migration import migrate
 from timespine.testing.latency import OPEN_STATEMENTS, SlowPlace
 
 WRITING, READING = {"maintenance": False}, {"read_only": True}
-
-
-@pytest.fixture
-def proxy(moto):
-    made = HttpFaults(moto.port)
-    yield made
-    made.close()
 
 
 def of_the_bench(options, **place):

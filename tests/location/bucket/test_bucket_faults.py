@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers.fault_proxy import HttpFaults
 
 from timespine.errors import Determinate, Indeterminate
 from timespine.location.bucket.consensus import BucketConsensus
@@ -24,13 +23,6 @@ FEW = CheckpointLimits(slots=7, pack_bytes_small=200)
 
 PUT_FAULTS = [500, 503, 409, "done 500", "cut reply", "drop", "half reply", "slow"]
 GET_FAULTS = [500, 503, "cut reply", "drop", "half reply", "slow"]
-
-
-@pytest.fixture
-def proxy(moto):
-    made = HttpFaults(moto.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

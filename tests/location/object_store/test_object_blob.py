@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers.fault_proxy import HttpFaults
 from servers.object_servers import ObjectServer
 
 from timespine.errors import ReadOnlyStore, UsageError
@@ -46,13 +45,6 @@ class TestOnSeaweed(OnServer):
 @pytest.fixture
 def blob(moto):
     return ObjectBlob(Bucket(moto.location()))
-
-
-@pytest.fixture
-def proxy(moto):
-    made = HttpFaults(moto.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

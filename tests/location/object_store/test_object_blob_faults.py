@@ -6,19 +6,11 @@ import os
 
 import pytest
 from assertions import until
-from servers.fault_proxy import HttpFaults
 
 from timespine.errors import Determinate, Indeterminate, UsageError, WrongProcess
 from timespine.location.object_store.bucket import RETRIES, Bucket
 from timespine.location.object_store.object_blob import PUT_ATTEMPTS, ObjectBlob
 from timespine.location.opening.store_location import parse_location
-
-
-@pytest.fixture
-def proxy(moto):
-    made = HttpFaults(moto.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

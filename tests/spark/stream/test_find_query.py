@@ -10,7 +10,6 @@ import obstore
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
-from servers.fault_proxy import HttpFaults
 
 import timespine as ts
 from timespine.client.api_for_engines import handle_of
@@ -22,13 +21,6 @@ from timespine.spark.stream.sink_progress import find_query
 from timespine.spark.write.data_source_writer import stream_sink
 
 NUMBERED = StructType([StructField("id", LongType())])
-
-
-@pytest.fixture
-def proxy(moto):
-    made = HttpFaults(moto.port)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ class PendingAppend(NamedTuple):
     def origin(self) -> None:
         """None: its own process commits it."""
 
-    def stages(self, group: list[PendingCall[AppendDraft]]) -> Stages:
+    def stages(self, group: list[PendingCall[QueuedSmallAppend]]) -> Stages:
         """Commit the appends of a group."""
         return _stages(self.handle, group)
 
@@ -116,7 +116,7 @@ class RelayedAppends(NamedTuple):
         """The kind of the queued append: it is staged together with the appends of this process."""
         return self.handle.id
 
-    def stages(self, group: list[PendingCall[AppendDraft]]) -> Stages:
+    def stages(self, group: list[PendingCall[QueuedSmallAppend]]) -> Stages:
         """Commit the appends of a group."""
         return _stages(self.handle, group)
 
@@ -124,7 +124,7 @@ class RelayedAppends(NamedTuple):
         """Return None: it was handed over once."""
 
 
-AppendDraft = PendingAppend | RelayedAppends
+QueuedSmallAppend = PendingAppend | RelayedAppends
 
 
 class ByItself(NamedTuple):
@@ -194,12 +194,12 @@ def _row_signature(row: Row) -> tuple[tuple[str, ...], tuple[type, ...]]:
 class _Entry(NamedTuple):
     """One append of a call of the group."""
 
-    call: PendingCall[AppendDraft]
+    call: PendingCall[QueuedSmallAppend]
     rows: RowsLike
     key: Hashable
 
 
-def _stages(handle: CollectionHandle, group: list[PendingCall[AppendDraft]]) -> Stages:
+def _stages(handle: CollectionHandle, group: list[PendingCall[QueuedSmallAppend]]) -> Stages:
     """Commit all appends of a group as one batch, and give each its reply or its error."""
     id, schema = handle.schema(handle.known())
     entries, converted = _convert_fitting(group, schema)
@@ -226,7 +226,7 @@ def _stages(handle: CollectionHandle, group: list[PendingCall[AppendDraft]]) -> 
 
 
 def _convert_fitting(
-    group: list[PendingCall[AppendDraft]], schema: Schema
+    group: list[PendingCall[QueuedSmallAppend]], schema: Schema
 ) -> tuple[list[_Entry], list[ConvertedAppends]]:
     """Convert the appends of a group; return those that fit, and answer the calls of the others.
 
@@ -256,7 +256,7 @@ def _origins(handle: CollectionHandle, entries: list[_Entry]) -> tuple[Origin, .
     return tuple(found.values())
 
 
-def _answer_separately(calls: Iterable[PendingCall[AppendDraft]], stale: tuple[str, ...] = ()) -> None:
+def _answer_separately(calls: Iterable[PendingCall[QueuedSmallAppend]], stale: tuple[str, ...] = ()) -> None:
     """Let the thread or the process of each call commit it, or get its error. `stale` committers look before that."""
     for call in calls:
         if isinstance(call.item, PendingAppend):
@@ -377,7 +377,7 @@ def _free_time(handle: CollectionHandle, upper: Frontier) -> int:
 
 
 def _answer_by_newest_schema(
-    handle: CollectionHandle, group: list[PendingCall[AppendDraft]], id: int, changed: SchemaChanged
+    handle: CollectionHandle, group: list[PendingCall[QueuedSmallAppend]], id: int, changed: SchemaChanged
 ) -> None:
     """Give the error to appends whose values would be lost; let the threads of the others commit them.
 
