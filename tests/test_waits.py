@@ -40,6 +40,10 @@ UNLIMITED = {
 
 RAW = {
     ("locks.py", "Lock"): "what locks and bells are made of; they wait with a limit",
+    (
+        "first_use.py",
+        "RLock",
+    ): "held during an import, beside the lock of Python, which has no limit either",
     ("pool.py", "Lock"): "taken without waiting: the first thread that takes it does or cancels the task",
     ("pool.py", "SimpleQueue"): "hands tasks to the threads of the pool",
     ("pool.py", "Thread"): "the threads of the pool",

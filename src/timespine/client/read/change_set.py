@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import polars as pl
 import pyarrow as pa
 
 from timespine.client.inner_handles import CollectionHandle
@@ -14,6 +13,7 @@ from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF
 from timespine.core.read_plan import Plan
 from timespine.errors import UsageError
+from timespine.libraries import pl
 
 CHANGE_TYPE = "_change_type"
 """The column that names the kind of change of a row."""

@@ -9,7 +9,6 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from timespine.client.argument_types import Row
@@ -35,6 +34,7 @@ from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
 from timespine.errors import CorruptionError, DiffOverflow, HandleExpired, LeaseExpired, UsageError, short_repr
 from timespine.hints import Hint
+from timespine.libraries import pl
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
