@@ -235,6 +235,12 @@ def test_pure_layers_depend_on_nothing_but_msgspec(layer):
     }
 
 
+@pytest.mark.parametrize("layer", ["core", "model"])
+def test_pure_layers_import_nothing_on_first_use(layer):
+    for path in modules(layer):
+        assert not {"timespine.first_use", "timespine.libraries"} & set(imports(path)), path.relative_to(ROOT)
+
+
 def test_no_module_unpickles_or_evaluates():
     for path in sorted(ROOT.rglob("*.py")):
         names = set(imports(path))
