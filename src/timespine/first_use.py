@@ -89,6 +89,10 @@ class Library:
         setattr(self, name, value)
         return value
 
+    def __reduce__(self) -> tuple[type[Library], tuple[str]]:
+        """Pickle the name alone."""
+        return Library, (self._name,)
+
 
 def is_instance_of(value: object, library: str, *kinds: str) -> bool:
     """Return whether a value is of a class of a library, without an import: before one, no value is."""

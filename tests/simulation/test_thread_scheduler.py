@@ -206,7 +206,7 @@ def test_locks_refuse_what_the_real_ones_refuse():
 
 
 def test_a_history_that_imports_a_module_with_real_locks_is_refused(monkeypatch):
-    late = ModuleType("timespine.client.late")
+    late = ModuleType(".".join(("timespine", "client", "late")))
     late.threading = real
 
     def work():
