@@ -34,12 +34,13 @@ _running: dict[object, tuple[int, str]] = {}
 def import_on_first_use(module: str) -> ModuleType:
     """Import a module, so that a fork of another thread waits for it."""
     token = object()
-    with _gate:
-        _running[token] = threading.get_ident(), module
+    # An interrupt at any point leaves no token: a fork would wait for the import of a call that is over.
     try:
+        with _gate:
+            _running[token] = threading.get_ident(), module
         return importlib.import_module(module)
     finally:
-        del _running[token]
+        _running.pop(token, None)
 
 
 def _before_fork() -> None:
