@@ -34,11 +34,10 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-# pip would compile on one core, and the tests of packages too. Some packages have files that this Python cannot compile.
+# Python compiles what a process imports, and keeps it: that is less than pip would compile.
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,java]'
-	@$(RUN) -m compileall -qq -j $(JOBS) -x /tests/ $(VENV)/lib || true
 	@touch $@ $(VENV)/.runtime $(VENV)/.spark
 
 # Without Java a JRE comes from PyPI.
