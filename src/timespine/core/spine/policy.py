@@ -47,7 +47,7 @@ class MergePolicy(ABC):
             raise UsageError(f"a batch that begins at {desc.lower} cannot follow the upper {self.upper}")
         if desc.upper == self.upper:
             raise UsageError(f"a batch must span some time: lower and upper are both {desc.lower}")
-        if not desc.since <= self.since:
+        if desc.since != self.since and not desc.since <= self.since:
             raise UsageError(f"a batch exact from {desc.since} on is past the spine's since {self.since}")
         if batch.len + sum(layer.len for layer in self.layers) > UPDATES_MAX:
             raise UsageError(f"{batch.len} updates more are too many: a collection may have {UPDATES_MAX}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from timespine.config import DEFAULT
-from timespine.core.batch import HollowBatch, Order, Part, Run
+from timespine.core.batch import HollowBatch, Order, Part, Run, rows_in
 from timespine.core.state import Claim, HistoryEntry, State
 from timespine.core.unsealed_index import UnsealedIndex
 from timespine.model.description import Description
@@ -14,7 +14,7 @@ from timespine.model.frontier import Frontier
 
 def push_batch(state: State, runs: list[Run], desc: Description) -> State:
     """Return the state with a batch of these runs in its trace, from the trace's upper on."""
-    rows = sum(part.rows for run in runs for part in run.parts)
+    rows = rows_in(runs)
     batch = HollowBatch(desc, rows, tuple(runs) if rows else ())
     trace = state.trace.insert(batch)
     grown = msgspec.structs.replace(state, trace=trace, inline_bytes=state.inline_bytes + batch.inline_bytes)
