@@ -65,11 +65,9 @@ class Relay:
         """Return whether to hand queued appends over: after a few losses, to the process that has the role."""
         if self._is_following or self._is_appender or self._is_closed:
             return self._is_following and not self._is_closed
-        now = self._monotonic()
-        if len(committer.known(collection).committers) <= OWN_COMMITTERS or now < self._apart_until:
-            return False  # alone, or apart: the losses need not be added up
-        losses = committer.counters.get("lost", 0)
-        if losses - self._losses < LOSSES:
+        losses, now = committer.counters.get("lost", 0), self._monotonic()
+        is_alone = len(committer.known(collection).committers) <= OWN_COMMITTERS
+        if losses - self._losses < LOSSES or is_alone or now < self._apart_until:
             return False
         self._losses = losses
         with self._taking_role:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
 from functools import cache
 
 from timespine.client.commit.effect_driver import fresh_id
@@ -78,19 +77,10 @@ class SharedSession(Session):
 
     def remember_state(self, state: State) -> None:
         """Keep a state, unless a newer one is known."""
-        self._remember((state,))
-
-    def remember_commit(self, states: Iterable[State]) -> None:
-        """Count a commit of this session, and keep the states that it made: all of them under one lock."""
-        self._shared_counters.count("commits", 1)
-        self._remember(states)
-
-    def _remember(self, states: Iterable[State]) -> None:
         with self._learning:
-            for state in states:
-                known = self.states.get(state.collection)
-                if known is None or known.seqno <= state.seqno:
-                    self.states[state.collection] = state
+            known = self.states.get(state.collection)
+            if known is None or known.seqno <= state.seqno:
+                self.states[state.collection] = state
 
     def renewed(self) -> SharedSession:
         """Return a session under fresh ids that shares the states of this one."""

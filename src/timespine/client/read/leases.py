@@ -165,11 +165,10 @@ class Leases:
         if self._read_only:
             return self.unleased(state)
         wanted = state.since if as_of is None else Frontier((as_of,))
-        if self._leases.get(state.collection):
-            with self._lock:
-                for lease in self._leases.get(state.collection, ()):
-                    if self._may_share(lease, state, wanted):
-                        return LeasedState(self, lease, state)
+        with self._lock:
+            for lease in self._leases.get(state.collection, ()):
+                if self._may_share(lease, state, wanted):
+                    return LeasedState(self, lease, state)
         try:
             return self.take(state.collection, wanted, own=False)
         except Unavailable as error:
