@@ -8,11 +8,21 @@ import pytest
 from state_harness import WRITER, StateHarness, at, inline_part, up
 
 from timespine.core.batch import Order, Part, Run
-from timespine.core.read_plan import Plan, apply_parent_bounds, plan_ahead, plan_changes, plan_snapshot, plan_unsealed
+from timespine.core.read_plan import (
+    NewestTime,
+    Plan,
+    apply_parent_bounds,
+    newest_time,
+    plan_ahead,
+    plan_changes,
+    plan_snapshot,
+    plan_unsealed,
+)
 from timespine.core.transitions import Drain, Evict, Retain, RollUpAll, Seal, Trim
 from timespine.core.transitions.trace_push import truncate_batch
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import CLOSED, Frontier
+from timespine.model.time import INT64_MAX
 
 
 def plan(until: int, after: int | None = None) -> Plan:
@@ -64,6 +74,38 @@ def scene() -> StateHarness:
     for when in (5, 7):
         scene.write(up("a", when), key=f"c/{WRITER}/p{when}")
     return scene
+
+
+# The newest complete time.
+
+
+def test_newest_time_is_the_last_one_below_the_upper(scene: StateHarness) -> None:
+    assert newest_time(StateHarness().state) == NewestTime(None, is_readable=False, is_final=False)
+    assert newest_time(scene.state) == NewestTime((4,), is_readable=True, is_final=False)
+    scene.do(Retain(at(4)))
+    assert newest_time(scene.state) == NewestTime((4,), is_readable=True, is_final=False)
+
+
+def test_newest_time_cannot_be_read_if_times_were_expired_ahead(scene: StateHarness) -> None:
+    scene.do(Retain(at(5)))
+    assert newest_time(scene.state) == NewestTime((4,), is_readable=False, is_final=False)
+    scene.do(Retain(CLOSED))
+    assert newest_time(scene.state) == NewestTime((4,), is_readable=False, is_final=True)
+
+
+def test_every_time_of_a_closed_collection_is_complete(scene: StateHarness) -> None:
+    scene.do(Seal(CLOSED))
+    assert newest_time(scene.state) == NewestTime((INT64_MAX,), is_readable=True, is_final=False)
+
+
+@pytest.mark.parametrize("after", [None, 0, 1, 2])
+@pytest.mark.parametrize("until", [2, 3, 4])
+def test_plan_has_the_batches_that_reach_into_its_times_oldest_first(
+    scene: StateHarness, after: int | None, until: int
+) -> None:
+    first = 0 if after is None else after + 1
+    found = plan_snapshot(scene.state, (until,)) if after is None else plan_changes(scene.state, (after,), (until,))
+    assert keys(found) == [f"c/{WRITER}/p{when}" for when in range(first, until + 1)]
 
 
 # What counts.

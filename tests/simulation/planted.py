@@ -434,12 +434,12 @@ def a_late_merge_brings_back_a_dropped_part() -> Iterator[None]:
 
 @bug
 def merges_reach_past_the_since_of_the_spine() -> Iterator[None]:
-    def joined(self, batches):
+    def past(self):
         return self.upper
 
     # Without the validation of states, which refuses such a merge wherever it is read.
     with (
-        patched(loom_module.MergePolicy, "_joined_since", joined),
+        patched(loom_module.MergePolicy, "_merge_since", past),
         patched(flat_module, "validate", lambda spine, arity: None),
     ):
         yield
@@ -636,8 +636,8 @@ def past_runs_are_left_out_before_they_are_over() -> Iterator[None]:
 def inline_budget_is_not_counted() -> Iterator[None]:
     real = push_module.push_batch
 
-    def pushed(state, runs, upper, since=None):
-        grown = real(state, runs, upper, since)
+    def pushed(state, runs, desc):
+        grown = real(state, runs, desc)
         return msgspec.structs.replace(grown, inline_bytes=state.inline_bytes)
 
     with patched(append_module, "push_batch", pushed):

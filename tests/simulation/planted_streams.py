@@ -17,6 +17,7 @@ from timespine.core.state import Commit, NoOp
 from timespine.core.transitions import TRANSITIONS, Drain, Evict, ExpireCommitter, Seal, Write, apply
 from timespine.core.unsealed_index import UnsealedIndex
 from timespine.errors import UpperMismatch
+from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.testing.simulator import stream_workload
 
@@ -260,7 +261,8 @@ def a_drain_goes_by_the_upper_of_an_older_state() -> Iterator[None]:
             return real(state, command, now_ms)
         # The batch is said to reach the upper of now, and has what an older state would have drained.
         runs = push_module.drained_runs(state, uppers[0])
-        return Commit(push_module.push_batch(state, runs, state.upper), state.upper)
+        desc = Description(state.trace.upper, state.upper, Frontier.minimum(state.arity))
+        return Commit(push_module.push_batch(state, runs, desc), state.upper)
 
     with patched_entry(TRANSITIONS, Drain, drain):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -101,14 +102,14 @@ class StoreContext:
     """The lock for new arrangements: equal ones are made once, and to make one reads the collection."""
     counters: dict[str, float] = field(default_factory=dict)
     """Counters of blobs and bytes that were put, encoded, retried, left to the sweep."""
-    by_collection: dict[str, dict[str, float]] = field(default_factory=dict)
+    by_collection: dict[str, defaultdict[str, float]] = field(default_factory=dict)
     """Counters of appends and merges, by collection."""
     buckets: dict[str, tuple[int, dict[str, float]]] = field(default_factory=dict)
     """Blobs and bytes by collection, and the sequence number of the state that they belong to."""
 
-    def counters_of(self, collection: str) -> dict[str, float]:
+    def counters_of(self, collection: str) -> defaultdict[str, float]:
         """Return the counters of one collection."""
-        return self.by_collection.setdefault(collection, {})
+        return self.by_collection.setdefault(collection, defaultdict(int))
 
     def signal(self) -> CommitSignal:
         """Make the signal by which one thread waits for commits."""

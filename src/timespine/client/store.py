@@ -483,8 +483,8 @@ class Store(ViewVerbs, KeepDeletedVerbs):
         return perform_merge(self._engine, self._context, self._maintenance, effect)
 
     def _on_commit(self, collections: set[str]) -> None:
-        self._context.committed.ring()
         self._maintenance.wake(collections)
+        self._context.committed.ring()
         for handle in filter(None, map(self._handles.get, collections)):
             self._maintenance.bound(handle)
 

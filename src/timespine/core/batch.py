@@ -7,7 +7,7 @@ bounds, statistics and checksums, which only the columnar layer understands, are
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -142,6 +142,11 @@ class HollowBatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 return None
             total += visible
         return wrap_int64(total)
+
+
+def rows_in(runs: Iterable[Run]) -> int:
+    """Count the updates in some runs, visible or not."""
+    return sum(part.rows for run in runs for part in run.parts)
 
 
 def empty_batch(desc: Description) -> HollowBatch:

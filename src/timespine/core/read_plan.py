@@ -20,7 +20,7 @@ from timespine.core.state import State
 from timespine.core.transitions.trace_push import truncate_batch
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import time as times
-from timespine.model.frontier import Frontier, advance_by, check_arity_of
+from timespine.model.frontier import CLOSED, Frontier, advance_by, check_arity_of
 from timespine.model.time import INT64_MAX, Time, check_time
 
 
@@ -65,6 +65,25 @@ class Plan(msgspec.Struct, frozen=True):
         if not times.less_equal(seen, self.until):
             return False
         return self.after is None or not times.less_equal(seen, self.after)
+
+
+class NewestTime(msgspec.Struct, frozen=True):
+    """The newest complete time of a state, and whether it can be read."""
+
+    time: Time | None
+    """The time; None if no time is complete."""
+    is_readable: bool
+    """Whether it is at or after since: not if times were expired ahead."""
+    is_final: bool
+    """Whether since is closed, so that no later state can be read either."""
+
+
+def newest_time(state: State) -> NewestTime:
+    """Find the newest complete time of a state, for times of one coordinate."""
+    since, last = state.trace.since, state.upper.last_complete()
+    if last is None:
+        return NewestTime(None, False, since == CLOSED)
+    return NewestTime((last,), since.less_equal((last,)), since == CLOSED)
 
 
 def plan_snapshot(state: State, as_of: Time) -> Plan | SinceError | NotSealed:
@@ -146,7 +165,7 @@ def _last(state: State) -> Time:
 
 
 def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:
-    if not state.since.less_equal(check_time(time, state.arity)):
+    if not state.trace.since.less_equal(check_time(time, state.arity)):
         return SinceError(time, state.since)
     if state.upper.less_equal(time):
         return NotSealed(time, state.upper)
@@ -155,10 +174,17 @@ def _refuse(state: State, time: Time) -> SinceError | NotSealed | None:
 
 def _runs(state: State, after: Time | None, until: Time) -> tuple[Run, ...]:
     """Return the runs of batches that may have a time at or before `until` and not at or before `after`."""
-    runs: list[Run] = []
-    for batch in state.trace.hollow_batches():
-        if batch.desc.lower.less_equal(until) and not _is_before(batch, after):
-            runs.extend(batch.runs)
+    found: list[HollowBatch] = []
+    reaches = False
+    # Batches tile the times. So from the newest back, all before one that begins at or before `until` do too, and all
+    # before one that ends at or before `after` end there too.
+    for batch in reversed(list(state.trace.hollow_batches())):
+        reaches = reaches or batch.desc.lower.less_equal(until)
+        if _is_before(batch, after):
+            break
+        if reaches:
+            found.append(batch)
+    runs = [run for batch in reversed(found) for run in batch.runs]
     drained = state.trace.upper
     for unsealed in state.unsealed.reaching(drained, until):
         parts = tuple(truncate_batch(part, drained, None) for part in unsealed.parts)

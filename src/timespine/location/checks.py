@@ -6,6 +6,7 @@ the value that the adapter uses, so that a checked call reads as one line.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from timespine.errors import CorruptionError, StoreClosed, UsageError
@@ -92,6 +93,12 @@ def check_same(key: str | BlobKey, same: bool) -> None:
 
 def check_key(key: str) -> str:
     """Return the key of a log if it is valid, or raise UsageError."""
+    return _check_log_name(key) if type(key) is str else check_segment(key, "consensus key")
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_log_name(key: str) -> str:
+    """Check a text by the grammar once: a process uses the same few logs again and again."""
     return check_segment(key, "consensus key")
 
 

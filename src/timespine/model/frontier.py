@@ -83,7 +83,8 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """
         if not self.elements:
             return INT64_MAX
-        return self.time - 1 if self.time > 0 else None
+        ((time,),) = self.elements
+        return time - 1 if time > 0 else None
 
     def insert(self, time: Time) -> Frontier:
         """Return the frontier of this one and of everything at or after `time`."""

@@ -15,6 +15,7 @@ from timespine.core.protocols.maintain import (
     expire_lapsed_leases,
     is_rollup_due,
     merge_once,
+    next_rollup_seqno,
     rewrite_unsealed,
     roll_up,
     tidy_unsealed,
@@ -47,6 +48,15 @@ def test_rollup_is_due_after_enough_commits() -> None:
     rolled = msgspec.structs.replace(state, rollups={3: Rollup("c/w/s3", 1), 5: Rollup("c/w/s5", 1)})
     assert not is_rollup_due(session.config, msgspec.structs.replace(rolled, seqno=12))
     assert is_rollup_due(session.config, msgspec.structs.replace(rolled, seqno=13))
+
+
+def test_no_rollup_is_due_before_the_next_number() -> None:
+    config = configured(rollup_seqnos=8)
+    for rollups, times, number in (({}, 1, 8), ({}, 2, 16), ({3: Rollup("c/w/s3", 1), 5: Rollup("c/w/s5", 1)}, 1, 13)):
+        state = msgspec.structs.replace(new_state("c"), rollups=rollups)
+        assert next_rollup_seqno(config, state, times) == number
+        assert not is_rollup_due(config, msgspec.structs.replace(state, seqno=number - 1), times)
+        assert is_rollup_due(config, msgspec.structs.replace(state, seqno=number), times)
 
 
 def test_large_state_waits_longer_for_its_rollup() -> None:

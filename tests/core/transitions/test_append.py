@@ -237,6 +237,23 @@ def test_batch_exact_only_after_since_is_a_usage_error() -> None:
     scene.agree()
 
 
+def test_batches_of_one_append_are_exact_from_where_all_are() -> None:
+    scene = StateHarness()
+    scene.do(Retain(at(2)))
+    exact, compacted = (
+        batch(at(0), at(4), inline_part([up(row, 2)]), since=since) for row, since in (("a", at(0)), ("b", at(2)))
+    )
+    scene.do(CompareAndAppend((exact, compacted), at(0), at(4)))
+    scene.oracle.updates += [up("a", 2), up("b", 2)]
+    assert [each.desc for each in scene.state.hollow_batches()] == [Description(at(0), at(4), at(2))]
+    scene.agree()
+
+
+def test_since_of_another_arity_is_a_usage_error() -> None:
+    wrong = batch(at(0), at(4), inline_part([up("a", 2)]), since=Frontier(((0, 0),)))
+    assert isinstance(StateHarness().declined(CompareAndAppend((wrong,), at(0), at(4))), UsageError)
+
+
 def test_batch_that_promises_more_updates_than_its_parts_have_is_a_usage_error() -> None:
     lying = HollowBatch(Description(at(0), at(1), at(0)), 2, (Run((inline_part([up("a", 0)]),)),))
     assert isinstance(StateHarness().declined(CompareAndAppend((lying,), at(0), at(1))), UsageError)

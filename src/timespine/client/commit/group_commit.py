@@ -65,7 +65,6 @@ NAMED = (ClosedError, Fenced, LeaseExpired, UsageError)
 """Errors that mention collections: messages use their names, not their ids."""
 
 STORE_CLOSED = "this store is closed: open it again"
-
 OTHER_PROCESS = "this store was opened before the process was forked: open it again in this process"
 
 TURN_S = 600.0
@@ -387,10 +386,9 @@ class GroupCommitter:
         return [ExpireCommitter(committer)] if kept else [ExpireWriter(writer), ExpireCommitter(committer)]
 
     def _lead(self, group: QueuedCalls) -> None:
-        """Commit the queue as one group: transactions, and queued appends once they are staged.
+        """Commit the queue as one group, queued appends first: no transaction of the group can take their times.
 
-        Queued appends come first: no transaction of the group can take their times. Answered callers leave before
-        appends are staged again.
+        Answered callers leave before appends are staged again.
         """
         group = group if self.relay is None else self.relay.hand_over(self, group)
         appends = stage_by_kind(group)
@@ -426,8 +424,10 @@ class GroupCommitter:
             if fenced.in_doubt:
                 raise
             return self._commit_transactions(transactions)
+        if Refused not in map(type, replies):
+            return replies
         fenced_off = [
-            i for i, reply in enumerate(replies) if is_fenced(reply) and not self._is_registered(transactions[i])
+            i for i, each in enumerate(replies) if is_fenced(each) and not self._is_registered(transactions[i])
         ]
         if not fenced_off:
             return replies

@@ -153,7 +153,11 @@ class Maintenance:
                 if fits(request, self._free_bytes):
                     fold = partial(maintain.merge_once, collection=handle.id, id=request.id)
                     self._run(handle.id, fold, frees_space=False)
-            if maintain.is_rollup_due(handle.config, handle.known(), OVERDUE):
+            state, upkeep = handle.known(), self._upkeep_of(handle)
+            if state.seqno < upkeep.rollup_from:
+                return
+            upkeep.rollup_from = maintain.next_rollup_seqno(handle.config, state, OVERDUE)
+            if maintain.is_rollup_due(handle.config, state, OVERDUE):
                 self._run(handle.id, lambda session: maintain.roll_up(session, handle.id), frees_space=False)
         except Exception as error:  # the next commit tries again
             self.report.skip(f"{handle.name}: {describe_error(error)}")

@@ -28,5 +28,7 @@ class MaintenanceTimes:
     judged: int = -1
     """The sequence number for which no extra work was worth doing."""
     skipped: dict[tuple[int, int], float] = field(default_factory=dict)
+    rollup_from: int = 0
+    """The sequence number from which on a commit may have to write a rollup itself."""
     rewrite_after: float = float("-inf")
     """The time until which an unsealed batch is skipped, after a rewrite failed."""

@@ -20,7 +20,8 @@ from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.columnar.predicate.where import Where, as_predicate
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
-from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
+from timespine.columnar.schema.schema import Schema
+from timespine.core.read_plan import NewestTime, Plan, newest_time, plan_changes, plan_snapshot
 from timespine.core.state import State
 from timespine.errors import Conflict, NotSealed, SinceError, UsageError, short_repr
 from timespine.hints import Hint
@@ -53,16 +54,18 @@ def acquire(
     state = state if state is not None else handle.state()
     asked = handle.time_of(as_of) if as_of is not None else None
     first = handle.time_of(after) if after is not None else None
-    wanted = asked if asked is not None else last_complete(state)
+    newest = newest_of(state) if asked is None else None
+    wanted = asked if newest is None else newest.time
     if wanted is None and not unsealed:
         yield handle.context.leases.unleased(state), None
         return
-    if asked is None and first is None and wanted is not None and not state.since.less_equal(wanted):
+    if newest is not None and first is None and not newest.is_readable:
         wanted = None  # from since on, so that the next read can share the lease
     lease = hold if hold is not None else handle.context.leases.hold
     with close_on_error(lease(state, first if first is not None else wanted)) as leased:
         if asked is None:
-            yield leased, _wait_for_newest(handle, leased, timeout, first)
+            leased_newest = newest if newest is not None and leased.state is state else newest_of(leased.state)
+            yield leased, _wait_for_newest(handle, leased, leased_newest, timeout, first)
         else:
             _wait_for(handle, leased, timeout, asked)
             _check_since(leased.state, first if first is not None else asked)
@@ -86,9 +89,9 @@ def _wait_for(handle: CollectionHandle, leased: LeasedState, timeout: float | No
 
 
 def _wait_for_newest(
-    handle: CollectionHandle, leased: LeasedState, timeout: float | None, first: Time | None
+    handle: CollectionHandle, leased: LeasedState, newest: NewestTime, timeout: float | None, first: Time | None
 ) -> Time | None:
-    """Wait until the newest complete time is readable; return the time.
+    """Wait until the newest complete time is readable; return the time. `newest` is that of the leased state.
 
     SUBTLE: the lease comes first, and the newest time is looked up in the state that has the lease: other writers
     may append and expire in between (test_to_spark.py). If a caller has expired times ahead, they are not complete:
@@ -96,24 +99,24 @@ def _wait_for_newest(
     """
     if first is not None:
         _check_since(leased.state, first)
-    if last_complete(leased.state) is None:
+    if newest.time is None:
         return None
-    if not _is_readable(leased.state):
+    if not newest.is_readable and not newest.is_final:
         there = handle.wait(_is_readable, seconds_of(timeout))
         if there is None:
             known = handle.known()
             raise NotSealed(known.since.time, known.upper, expired=True)
-        leased.state = there
-    newest = last_complete(leased.state)
-    assert newest is not None
-    _check_since(leased.state, newest)
-    return newest
+        leased.state, newest = there, newest_of(there)
+    assert newest.time is not None  # a complete time stays complete
+    if not newest.is_readable:
+        raise SinceError(unwrap_time(newest.time), leased.state.since)
+    return newest.time
 
 
 def _is_readable(state: State) -> bool:
     """Return whether the newest complete time can be read, or never can be: then waiting changes nothing."""
-    newest = last_complete(state)
-    return state.since.is_closed or (newest is not None and state.since.less_equal(newest))
+    newest = newest_of(state)
+    return newest.is_readable or newest.is_final
 
 
 def _check_since(state: State, time: Time) -> None:
@@ -121,12 +124,11 @@ def _check_since(state: State, time: Time) -> None:
         raise SinceError(unwrap_time(time), state.since)
 
 
-def last_complete(state: State) -> Time | None:
-    """Return the newest complete time; None if there is none. For one coordinate only."""
+def newest_of(state: State) -> NewestTime:
+    """Find the newest complete time of a state. For one coordinate only."""
     if state.arity != 1:
         raise UsageError("with several coordinates there is no newest time", hint=Hint("give-as-of"))
-    last = state.upper.last_complete()
-    return (last,) if last is not None else None
+    return newest_time(state)
 
 
 def scan_request(
@@ -144,16 +146,20 @@ def scan_request(
     if where is not None:
         predicate = as_predicate(where)
         predicate.check(schema)
-    if columns is not None and (isinstance(columns, str | bytes) or not isinstance(columns, Iterable)):
-        raise UsageError("columns is a list of names, at least one")
-    names = schema.names if columns is None else tuple(columns)
+    names = schema.names if columns is None else _check_columns(columns, schema)
+    return ScanRequest(schema, names, window, keep_times=keep_times, where=predicate)
+
+
+def _check_columns(columns: Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """Return the columns that a user gave; raise a UsageError if they are not some columns of a schema, each once."""
+    names = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str | bytes) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise UsageError("columns is a list of names, at least one")
     for name in names:
         schema.field(name)
     if len(set(names)) != len(names):
         raise UsageError("columns names one of them twice")
-    return ScanRequest(schema, names, window, keep_times=keep_times, where=predicate)
+    return names
 
 
 def check_multiplicity(multiplicity: str) -> None:

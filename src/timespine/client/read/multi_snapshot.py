@@ -8,7 +8,7 @@ from types import TracebackType
 
 from timespine.client.collection import Collection, handle_of
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.read.acquire import WAIT_S, last_complete, seconds_of
+from timespine.client.read.acquire import WAIT_S, newest_of, seconds_of
 from timespine.client.read.open_read import ReadOptions, open_snapshot
 from timespine.client.read.rows import Snapshot
 from timespine.client.refuse_pickle import OneProcess
@@ -85,7 +85,7 @@ def _read_newest(handles: Sequence[CollectionHandle], timeout: float | None, mul
     states = [each.state() for each in handles]
     newest: list[Time] = []
     for handle, state in zip(handles, states, strict=True):
-        time = last_complete(state)
+        time = newest_of(state).time
         if time is None:
             raise UsageError(f"{handle.name} has no complete time yet", hint=Hint("complete-first"))
         newest.append(time)

@@ -323,7 +323,8 @@ class Rows(OneProcess):
         if self.plan is None:
             return
         names = list(self.names)
-        for table in scan(self._parts(), self._runs(), self.request, memory_bytes):
+        runs = self._runs()
+        for table in scan(self._parts(), runs, self.request, memory_bytes):
             if table.num_rows == 0:
                 continue
             if self.multiplicity == "column":

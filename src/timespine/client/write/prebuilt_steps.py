@@ -15,8 +15,7 @@ from timespine.client.write.prepare import PreparedRows
 from timespine.client.write.stage_rows import Runs, count_appended, delete_flushed, flush_inline, unplaced_description
 from timespine.client.write.transaction_steps import AppendStep, CommandReplies, Step, StepResult, append_at
 from timespine.client.write_results import CommitResult
-from timespine.columnar.parts.part_list_tree import rows_in
-from timespine.core.batch import HollowBatch
+from timespine.core.batch import HollowBatch, rows_in
 from timespine.core.transitions import AppendResult, Command
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time

@@ -37,14 +37,23 @@ class PreparedRows(msgspec.Struct, frozen=True):
     """The id of the schema that they are prepared with."""
     schema: Schema
     table: pa.Table
-    lower: Frontier
-    """The minimal times of all rows of the caller, also of rows that cancelled out; closed if there were none."""
+    earliest: Frontier | None
+    """The minimal times of all rows of the caller, also of rows that cancelled out; closed if there were none. None:
+    all of them are at `latest`."""
     latest: Time | None
     """A time at or after all of them."""
     share: int = 1
     """The number of appends that they come from: each of those may be inline."""
     is_sorted: bool = True
     """Whether they are consolidated and in order. If they are too many, each part is sorted when it is written."""
+
+    @property
+    def lower(self) -> Frontier:
+        """The minimal times of all rows, as a frontier."""
+        if self.earliest is not None:
+            return self.earliest
+        assert self.latest is not None  # it is the one time
+        return Frontier((self.latest,))
 
     @property
     def time(self) -> int | Time | None:
@@ -67,12 +76,12 @@ def prepare_rows(handle: CollectionHandle, rows: object, at: Time | None, *, sor
             raise
         id, schema = handle.schema(state)
         table = to_updates(rows, schema, at)
-    lower, latest = (Frontier((at,)), at) if at is not None else time_bounds(table, schema)
+    earliest, latest = (None, at) if at is not None else time_bounds(table, schema)
     is_sorted = sort_all or table.nbytes <= sort_bytes
     check_weights(table, schema)
     if is_sorted:
         table = consolidate(table, (*schema.order_names, *schema.time_names))
-    return PreparedRows(handle, id, schema, table, lower, latest, is_sorted=is_sorted)
+    return PreparedRows(handle, id, schema, table, earliest, latest, is_sorted=is_sorted)
 
 
 def to_updates(rows: object, schema: Schema, at: Time | None) -> pa.Table:

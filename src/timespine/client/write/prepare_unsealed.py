@@ -104,7 +104,7 @@ def apply_late_policy_to(
     if late == MOVE:
         table = consolidate(table, (*prepared.schema.order_names, name))
     lower, latest = time_bounds(table, prepared.schema)
-    return msgspec.structs.replace(prepared, table=table, lower=lower, latest=latest), rows
+    return msgspec.structs.replace(prepared, table=table, earliest=lower, latest=latest), rows
 
 
 def apply_late_policy(table: pa.Table, name: str, first: int, late: str) -> tuple[pa.Table, int]:

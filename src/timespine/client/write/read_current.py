@@ -298,12 +298,12 @@ class PendingDelta:
         placed = list(move_in_time(runs, self.written, now.time))
         for patch in self.patches:
             placed += move_in_time(patch.runs or (), patch.written, now.time)
-        new_upper = upper_after(now.time)
         rows = (self.rows if runs else 0) + sum(patch.table.num_rows for patch in self.patches)
-        batch = HollowBatch(Description(now.upper, new_upper, Frontier.minimum(1)), rows, tuple(placed))
-        limit = now.handle.config.inline_total_bytes
+        upper, limit = now.upper, now.handle.config.inline_total_bytes
+        new_upper = upper_after(now.time)
+        batch = HollowBatch(Description(upper, new_upper, Frontier.minimum(1)), rows, tuple(placed))
         batches = (batch,) if placed else ()
-        return CompareAndAppend(batches, now.upper, new_upper, self.operation, limit, now.state.unsealed_next)
+        return CompareAndAppend(batches, upper, new_upper, self.operation, limit, now.state.unsealed_next)
 
     @property
     def stored_updates(self) -> int:

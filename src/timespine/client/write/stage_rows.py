@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import msgspec
@@ -12,12 +13,12 @@ from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
 from timespine.columnar.parts.inline_part import InlineRule
-from timespine.columnar.parts.part_list_tree import add_to_counter, delete_batch, is_written_by, rows_in
+from timespine.columnar.parts.part_list_tree import delete_batch, is_written_by
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.write.inline_to_blob import flush_to_blob
 from timespine.columnar.write.run_writer import RunWriter
 from timespine.columnar.write.upload import UploadTarget
-from timespine.core.batch import HollowBatch, Order, Run
+from timespine.core.batch import HollowBatch, Order, Run, rows_in
 from timespine.errors import Conflict, Determinate, Fenced, LeaseExpired, SchemaChanged, TimespineError, UsageError
 from timespine.ids import parse_blob_key
 from timespine.model.description import Description
@@ -121,10 +122,10 @@ def delete_flushed(
 
 def count_appended(handle: CollectionHandle, runs: Runs, rows: int) -> None:
     """Count the committed rows and bytes."""
-    counters = handle.context.counters_of(handle.id)
-    size = sum(part.size + part.inside_bytes for run in runs for part in run.parts)
-    add_to_counter(counters, "append bytes", size)
-    add_to_counter(counters, "append rows", rows)
+    if rows:
+        counters = handle.context.counters_of(handle.id)
+        counters["append bytes"] += sum(part.size + part.inside_bytes for run in runs for part in run.parts)
+        counters["append rows"] += rows
 
 
 def make_runs(
@@ -161,6 +162,7 @@ def make_runs(
     return runs, HollowBatch(unplaced_description(schema.arity), rows_in(runs), runs)
 
 
+@functools.cache
 def unplaced_description(arity: int) -> Description:
     """Describe a batch whose interval is decided when it is committed."""
     minimum = Frontier.minimum(arity)

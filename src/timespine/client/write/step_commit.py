@@ -26,7 +26,7 @@ from timespine.core import group
 from timespine.core.group import Answers
 from timespine.core.transitions import Command
 from timespine.errors import Fenced, InlineBudgetExceeded, LateRows, SchemaChanged, TimespineError, UpperMismatch
-from timespine.model.frontier import Frontier
+from timespine.model.frontier import CLOSED, Frontier
 
 Reads = Sequence[tuple[CollectionHandle, Frontier]]
 """Collections whose upper the caller relies on."""
@@ -75,6 +75,8 @@ class StepCommit:
         """The sequence numbers of the states that the steps were placed on."""
         self._times_of: dict[str, int] | None = None
         """The sequence numbers of the states that the times were chosen for; None: they were not chosen yet."""
+        self._free_from: dict[str, Frontier] = {}
+        """The uppers of those states."""
         self._turn: TurnCommit | None = None
         """The turn of the change after losses; None if it has not lost."""
         self._prepared: list[Step] = []
@@ -139,7 +141,8 @@ class StepCommit:
             id = step.handle.id
             prepared.append(step.prepare(uppers[id], at, stack))
             self._prepared.append(step)
-            uppers[id] = step.next_upper(uppers[id], at)
+            if step is not self.steps[-1]:
+                uppers[id] = step.next_upper(uppers[id], at)
         return prepared
 
     def _stage_and_commit(self, prepared: list[PreparedRows | None]) -> list[Committed]:
@@ -220,9 +223,10 @@ class StepCommit:
 
         if not self._takes_turn(losses):
             whole = place(quickly=False)
-            answers = Answers((), ())
             if whole.commands:
                 answers = self._committer.commit(*whole.commands, reads=whole.reads, patience=self._patience)
+            else:
+                answers = Answers((), ())
         else:
             commit_placed = self._create or self._committer.commit_placed
             if self._turn is None:
@@ -245,12 +249,13 @@ class StepCommit:
         for step, staged, at in zip(self.steps, runs, self._at, strict=True):
             id = step.handle.id
             upper = uppers[id]
-            if at is not None and not upper.less_equal((at,)):
+            if at is not None and upper != self._free_from.get(id) and not upper.less_equal((at,)):
                 # SUBTLE: another thread of this process has committed since the times were chosen. They are chosen
                 # again, and nothing is wrong with the rows (test_transaction.py).
                 raise UpperMismatch(Frontier.at(at), upper)
             commands.append(step.commands(staged, upper, at))
-            uppers[id] = step.next_upper(upper, at)
+            if step is not self.steps[-1]:
+                uppers[id] = step.next_upper(upper, at)
         return commands
 
     def _transaction(self, commands: list[list[Command]]) -> group.CommandTransaction:
@@ -278,18 +283,20 @@ class StepCommit:
         while True:
             before = dict(times)
             uppers = self._uppers()
+            free_from = dict(uppers)
             for step in self.steps:
-                line, id = step.handle.entry.timeline, step.handle.id
-                if step.is_free:
+                line, id, is_free = step.handle.entry.timeline, step.handle.id, step.is_free
+                if is_free:
                     upper = uppers[id]
-                    if upper.is_closed:
+                    if upper == CLOSED:
                         raise step.handle.closed()
                     times[line] = max(times[line], upper.time)
-                uppers[id] = step.next_upper(uppers[id], times[line] if step.is_free else None)
-            if times == before:
+                if step is not self.steps[-1]:
+                    uppers[id] = step.next_upper(uppers[id], times[line] if is_free else None)
+            if times == before or len(self.steps) == 1:  # one step moves no time of another
                 break
         self._at = [times[step.handle.entry.timeline] if step.is_free else None for step in self.steps]
-        self._times_of = known
+        self._times_of, self._free_from = known, free_from
 
     def _uppers(self) -> dict[str, Frontier]:
         """Return the known uppers of all collections; raise ClosedError for rows of a closed one.
@@ -303,7 +310,7 @@ class StepCommit:
             if id not in uppers:
                 known = step.handle.known()
                 uppers[id], self._seqnos[id] = known.upper, known.seqno
-            if self.times and step.is_free and uppers[id].is_closed:
+            if self.times and uppers[id] == CLOSED and step.is_free:
                 raise step.handle.closed()
         return uppers
 

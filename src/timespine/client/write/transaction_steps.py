@@ -50,8 +50,7 @@ from timespine.client.write.read_current import (
 from timespine.client.write.stage_rows import Runs, unplaced_description
 from timespine.client.write_results import NOTHING, CommitResult, SealResult, WriteResult
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.parts.part_list_tree import rows_in
-from timespine.core.batch import HollowBatch
+from timespine.core.batch import HollowBatch, rows_in
 from timespine.core.transitions import AdvanceUpper, AppendNext, Command, CompareAndAppend, ExpireResult, Seal
 from timespine.errors import UsageError, short_repr
 from timespine.model.description import Description
@@ -223,7 +222,8 @@ class AppendStep(AtTransactionTime):
         self.rows = rows_in(runs)
         if at is None:
             batch = HollowBatch(unplaced_description(1), self.rows, runs)
-            return [AppendNext(batch, self.written, None, self.operation, handle.config.inline_total_bytes)]
+            limit = handle.context.config.inline_total_bytes
+            return [AppendNext(batch, self.written, None, self.operation, limit)]
         if self.upper is not None:
             self._check_below(at, self.upper)
         placed = move_in_time(runs, self.written, at)
@@ -333,8 +333,7 @@ class DeltaStep(DependsOnRead):
         self.delta = delta = LocalDelta.of(now, self.compute, self.operation)
         if delta.rows == 0:
             return None
-        time = (delta.written,)
-        return PreparedRows(self.handle, now.id, now.schema, delta.table, Frontier((time,)), time)
+        return PreparedRows(self.handle, now.id, now.schema, delta.table, None, (delta.written,))
 
     def commands(self, runs: Runs, upper: Frontier, at: int | None) -> list[Command]:
         # SUBTLE: beside other steps an empty delta is committed too. That it is empty follows from a read, and must

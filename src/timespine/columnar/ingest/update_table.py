@@ -36,19 +36,19 @@ def conform_columns(table: pa.Table, schema: Schema) -> pa.Table:
 
 
 def to_update_table(rows: object, schema: Schema, at: tuple[int, ...] | None, diff: int | None = 1) -> pa.Table:
-    """Convert rows of any kind to an update table: see `update_table`."""
+    """Convert rows of any kind to an update table, at a time that is checked first: see `update_table`."""
+    if at is not None:
+        check_time(at, schema.arity)
     return update_table(to_arrow(rows, schema), schema, at, diff)
 
 
 def update_table(table: pa.Table, schema: Schema, at: tuple[int, ...] | None, diff: int | None = 1) -> pa.Table:
     """Give a table the columns of an update table.
 
-    Rows may have times and diffs of their own; the others get `at` and `diff`.
+    Rows may have times and diffs of their own; the others get `at`, which is a time of the schema, and `diff`.
     Diffs of zero are allowed: consolidation drops them.
     """
     check_names(table.column_names, schema, schema.system_names)
-    if at is not None:
-        check_time(at, schema.arity)
     columns = _user_columns(table, schema)
     columns += _times(table, schema, at)
     columns.append(_diffs(table, diff))

@@ -19,7 +19,7 @@ from timespine.columnar.merge.split_past import can_split, split_past, time_at_o
 from timespine.columnar.parts.copied_groups import RowGroups
 from timespine.columnar.parts.inline_part import InlineRule
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
-from timespine.columnar.parts.part_list_tree import Counters, delete_keys, rows_in
+from timespine.columnar.parts.part_list_tree import Counters, delete_keys
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.parts.part_stats import known_meta
 from timespine.columnar.scan.fetch_ahead import FOOTERS_AHEAD
@@ -41,7 +41,7 @@ from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.write.run_writer import NO_LISTS, RunWriter
 from timespine.columnar.write.upload import UploadTarget
 from timespine.config import Config
-from timespine.core.batch import HollowBatch, Order, Part, Run
+from timespine.core.batch import HollowBatch, Order, Part, Run, rows_in
 from timespine.core.effects import MergeOutput, Output
 from timespine.errors import CorruptionError
 from timespine.location.blob import Blob

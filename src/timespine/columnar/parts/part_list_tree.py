@@ -21,7 +21,7 @@ from concurrent.futures import Executor
 from typing import Generic, TypeVar
 
 from timespine.columnar.parts.part_stats import PartMeta, Range
-from timespine.core.batch import HollowBatch, Part, Run, wrap_int64
+from timespine.core.batch import HollowBatch, Part, wrap_int64
 from timespine.core.encoding.codec import decode_run
 from timespine.core.encoding.envelope import ENTRY_BYTES_MAX
 from timespine.errors import CorruptionError, TimespineError, UsageError
@@ -42,11 +42,6 @@ def add_to_counter(counters: Counters, what: str, by: float = 1) -> None:
     """Count an event. What did not happen leaves no trace."""
     if by:
         counters[what] = counters.get(what, 0) + by
-
-
-def rows_in(runs: Iterable[Run]) -> int:
-    """Count the updates in some runs."""
-    return sum(part.rows for run in runs for part in run.parts)
 
 
 class Levels(Generic[T]):

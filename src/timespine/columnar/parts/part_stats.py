@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from timespine.columnar.kernels import key_encoding
 from timespine.columnar.schema.schema import COLUMNS_MAX, DIFF, FieldId, Schema
 from timespine.config import DEFAULT
-from timespine.core.batch import Count, Int64, wrap_int64
+from timespine.core.batch import Count, Int64
 from timespine.errors import CorruptionError
 from timespine.libraries import pc, pl
 from timespine.model.time import ARITY_MAX, INT64_MAX
@@ -207,8 +207,8 @@ def ends_of(table: pa.Table, schema: Schema, bound_bytes: int = BOUND_BYTES_MAX)
 
 def diff_sum_of(table: pa.Table) -> int:
     """Add up the diffs modulo 2^64, as numpy does."""
-    chunks = table.column(DIFF).chunks
-    return wrap_int64(sum(int(np.add.reduce(chunk.to_numpy(), dtype=np.int64)) for chunk in chunks))
+    sums = [np.add.reduce(chunk.to_numpy(), dtype=np.int64) for chunk in table.column(DIFF).chunks]
+    return int(np.add.reduce(sums, dtype=np.int64))
 
 
 def count_repeats(table: pa.Table, schema: Schema) -> int | None:

@@ -50,14 +50,11 @@ class KeySet:
         """Return the distinct keys."""
         return pl.DataFrame(pl.from_arrow(self._keys)).unique(maintain_order=False)
 
-    @cached_property
-    def _length(self) -> int:
+    def __len__(self) -> int:
         if self._keys.num_rows <= 1:
             return int(self._keys.num_rows)
-        return len(self._frame) if self._integers is None else len(self._integers)
-
-    def __len__(self) -> int:
-        return self._length
+        integers = self._integers
+        return len(self._frame) if integers is None else len(integers)
 
     def first(self) -> dict[str, Any]:
         """Return one of the keys, of which there is at least one, as values by column.
@@ -157,7 +154,7 @@ class KeySet:
             and known.lower <= self._encode_first_column[-1]
         )
 
-    @cached_property
+    @property
     def _integers(self) -> Integers | None:
         """Return the keys in order, if they are one column of integers without nulls."""
         return self._first_integers if len(self.names) == 1 else None

@@ -18,13 +18,13 @@ from types import TracebackType
 import pyarrow as pa
 
 from timespine.columnar.parts.inline_part import InlineRule, describe_inline
-from timespine.columnar.parts.part_list_tree import Counters, add_to_counter, rows_in
+from timespine.columnar.parts.part_list_tree import Counters, add_to_counter
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.write.run_writer import RunWriter
 from timespine.columnar.write.update_checks import MaxTimes, check_ascending, check_not_before, check_updates, times_of
 from timespine.columnar.write.upload import UploadTarget
 from timespine.config import Config
-from timespine.core.batch import HollowBatch, Order
+from timespine.core.batch import HollowBatch, Order, rows_in
 from timespine.errors import UsageError
 from timespine.ids import check_segment
 from timespine.location.blob import Blob

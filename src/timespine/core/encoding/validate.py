@@ -6,7 +6,7 @@ values from a caller or from storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from timespine.core.batch import HollowBatch, Part
 from timespine.core.state import HistoryEntry, HoldRecord, Reader
@@ -32,10 +32,16 @@ def check_parts(parts: Iterable[Part], arity: int) -> None:
             check_frontiers((part.lower, part.upper, part.rewrite), arity)
 
 
-def check_hollow(batches: Iterable[HollowBatch], arity: int) -> None:
+def check_hollow(batches: Collection[HollowBatch], arity: int) -> None:
     """Raise UsageError if a batch describes times of another arity."""
     for batch in batches:
         check_frontiers((batch.desc.lower, batch.desc.upper, batch.desc.since), arity)
+    check_content(batches, arity)
+
+
+def check_content(batches: Collection[HollowBatch], arity: int) -> None:
+    """Raise UsageError if a part or a run of a batch has times of another arity, or a blob has no valid key."""
+    for batch in batches:
         check_parts(batch.parts, arity)
         for run in batch.runs:
             if run.zero_from is not None:

@@ -251,8 +251,7 @@ def _store(session: Session, sent: InDoubt) -> Protocol[Mapping[str, int | None]
         # SUBTLE: it is in, but in doubt for the caller until the session has learned of it: what fails in between must
         # not pass for a refusal (test_commit_in_doubt.py).
         session.frozen = sent
-        session.count("commits")
-        _remember_states(session, sent.judged)
+        session.remember_commit(sent.judged.changed.values())
         session.frozen = None
     return mismatch
 

@@ -160,6 +160,11 @@ def is_rollup_due(config: Config, state: State, times: int = 1) -> bool:
     return state.seqno - newest >= max(times * config.rollup_seqnos, state.trace.hollow_count // 4)
 
 
+def next_rollup_seqno(config: Config, state: State, times: int = 1) -> int:
+    """Return a sequence number before which `is_rollup_due` says no, whatever commits follow this state."""
+    return max(state.rollups, default=0) + times * config.rollup_seqnos
+
+
 def roll_up(session: Session, collection: str) -> Protocol[bool]:
     """Write the whole state to a blob, so that older diffs can go; return whether it was recorded."""
     state = yield from refresh_state(session, collection)

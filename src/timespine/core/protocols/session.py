@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -58,6 +59,12 @@ class Session:
         known = self.states.get(state.collection)
         if known is None or known.seqno <= state.seqno:
             self.states[state.collection] = state
+
+    def remember_commit(self, states: Iterable[State]) -> None:
+        """Count a commit of this session, and keep the states that it made."""
+        self.count("commits")
+        for state in states:
+            self.remember_state(state)
 
 
 def retry(session: Session, effect: Effect) -> Protocol[Any]:

@@ -43,11 +43,11 @@ class MergePolicy(ABC):
     def insert(self, batch: HollowBatch) -> None:
         """Add a batch at the upper."""
         desc = batch.desc
-        if desc.is_empty_interval:
-            raise UsageError(f"a batch must span some time: lower and upper are both {desc.lower}")
         if desc.lower != self.upper:
             raise UsageError(f"a batch that begins at {desc.lower} cannot follow the upper {self.upper}")
-        if not desc.since <= self.since:
+        if desc.upper == self.upper:
+            raise UsageError(f"a batch must span some time: lower and upper are both {desc.lower}")
+        if desc.since != self.since and not desc.since <= self.since:
             raise UsageError(f"a batch exact from {desc.since} on is past the spine's since {self.since}")
         if batch.len + sum(layer.len for layer in self.layers) > UPDATES_MAX:
             raise UsageError(f"{batch.len} updates more are too many: a collection may have {UPDATES_MAX}")
@@ -92,11 +92,9 @@ class MergePolicy(ABC):
         while len(self.layers) <= level:
             self.layers.append(VACANT)
 
-    def _joined_since(self, batches: tuple[SpineBatch, ...]) -> Frontier:
-        since = self.since
-        for batch in batches:
-            since = since.join(batch.desc.since)
-        return since
+    def _merge_since(self) -> Frontier:
+        """Return the since of a merge that begins now: that of the spine, which no batch of it is past (`insert`)."""
+        return self.since
 
     def _merged(self, batches: tuple[SpineBatch, ...], since: Frontier) -> SpineBatch:
         """Return neighbours as one fueled batch, which is the request to merge them."""

@@ -188,7 +188,7 @@ class FueledPolicy(MergePolicy):
 
     def _rolled_up(self, layers: list[Layer]) -> SpineBatch:
         batches = tuple(batch for layer in reversed(layers) for batch in layer.batches)
-        return self._merged(batches, self._joined_since(batches))
+        return self._merged(batches, self._merge_since())
 
     def put(self, level: int, old: SpineBatch, new: SpineBatch) -> None:
         """Replace a batch in its layer: sizes are bounded from above, and no batch grows."""
@@ -244,7 +244,7 @@ class FueledPolicy(MergePolicy):
         if len(batches) == BATCHES_PER_LAYER:
             # SUBTLE: the since of the merge is fixed here, not when it completes: the answer
             # to a request must not be newer than the request.
-            merge = MergeProgress(self._joined_since(batches), sum(each.len for each in batches))
+            merge = MergeProgress(self._merge_since(), sum(each.len for each in batches))
         self.layers[level] = Layer(batches, merge)
 
     def _complete_at(self, level: int) -> SpineBatch | None:

@@ -61,7 +61,7 @@ class LeveledPolicy(MergePolicy):
         newest = self.layers[level].batches[-1:] if self.layers else ()
         if newest and newest[0].len == 0 and new.len == 0:
             both = (*newest, new)
-            self._set(level, (*self.layers[level].batches[:-1], self._merged(both, self._joined_since(both))))
+            self._set(level, (*self.layers[level].batches[:-1], self._merged(both, self._merge_since())))
         else:
             self._append(0, new)
         self._schedule()
@@ -87,7 +87,7 @@ class LeveledPolicy(MergePolicy):
         )
         top = len(self.layers) - 1
         self.layers = []
-        self._append(max(top, weight.bit_length() - 2), self._merged(batches, self._joined_since(batches)))
+        self._append(max(top, weight.bit_length() - 2), self._merged(batches, self._merge_since()))
 
     def put(self, level: int, old: SpineBatch, new: SpineBatch) -> None:
         """Replace a batch; a merge result goes up one level if it is larger than each of its parents."""
@@ -146,7 +146,7 @@ class LeveledPolicy(MergePolicy):
         for level in reversed(range(len(self.layers))):
             while (pair := self._due(level)) is not None:
                 changed = True
-                merged = self._merged(pair, self._joined_since(pair))
+                merged = self._merged(pair, self._merge_since())
                 self._set(level, (merged, *self.layers[level].batches[2:]))
                 if merged.fueled:
                     return changed

@@ -7,14 +7,23 @@ updates whose times the append seals become part of its batch.
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from timespine.config import DEFAULT
 from timespine.core.batch import HollowBatch, Run
-from timespine.core.encoding.validate import check_hollow
+from timespine.core.encoding.validate import check_content, check_hollow
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.command import Command
-from timespine.core.transitions.trace_push import drained_runs, push_batch, remember, rewrite_batch, truncate_batch
+from timespine.core.transitions.trace_push import (
+    drain_trace,
+    drained_runs,
+    push_batch,
+    remember,
+    rewrite_batch,
+    truncate_batch,
+)
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.errors import (
     ClosedError,
@@ -109,16 +118,8 @@ def compare_and_append(state: State, command: CompareAndAppend, now_ms: int) -> 
         return NoOp(state.upper)
     appended = [run for batch in command.batches for run in _runs_within(batch, expected, new_upper)]
     rows = sum(batch.len for batch in command.batches)
-    size = sum(part.total_bytes for run in appended for part in run.parts)
-    since = Frontier.minimum(state.arity)
-    for batch in command.batches:
-        since = since.join(batch.desc.since)
-    if state.trace.upper != state.upper:
-        state = push_batch(state, drained_runs(state, state.upper), state.upper)
-    grown = push_batch(state, [*appended, *drained_runs(state, new_upper)], new_upper, since)
-    entry = HistoryEntry(new_upper, now_ms, command.operation, rows, size)
-    totals = state.totals.plus(appended_rows=rows, appended_bytes=size)
-    return Commit(remember(msgspec.structs.replace(grown, upper=new_upper, totals=totals), entry), new_upper)
+    grown = _push(state, appended, _description(state, command), rows, command.operation, now_ms)
+    return Commit(grown, new_upper)
 
 
 def append(state: State, command: Append, now_ms: int) -> Commit[AppendResult] | NoOp[AppendResult | TimespineError]:
@@ -141,6 +142,9 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     """Append at the requested time or the next free one: for a later time, rewrite the reference and not the data."""
     if state.arity != 1:
         return NoOp(UsageError(f"times of {state.arity} coordinates have no next free one: append at given times"))
+    batch = command.batch
+    if any(part.rewrite is not None or part.is_truncated for part in batch.parts):
+        return NoOp(UsageError("a rewritten or truncated batch does not have all its updates at one time"))
     if state.upper.is_closed:
         return NoOp(ClosedError(f"collection {state.collection} is closed"))
     (at,) = check_time((command.at,), 1)
@@ -148,27 +152,22 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     if time == INT64_MAX:
         return NoOp(UsageError(f"time {time} is the last there is: nothing completes it but closing the collection"))
     further = 0 if command.upper is None else check_time((command.upper,), 1)[0]
-    batch = command.batch
-    if any(part.rewrite is not None or part.is_truncated for part in batch.parts):
-        return NoOp(UsageError("a rewritten or truncated batch does not have all its updates at one time"))
     new_upper = Frontier.at(max(time + 1, further))
+    desc = Description(state.upper, new_upper, Frontier.minimum(1))
     # SUBTLE: by the present state, not by one that the caller knew: after a lost compare-and-set the
     # append is evaluated again, and may need a later time (planted.py: append_next_does_not_rewrite).
     runs = batch.runs if time == at else tuple(rewrite_batch(run, Frontier.at(time)) for run in batch.runs)
-    placed = HollowBatch(Description(state.upper, new_upper, Frontier.minimum(1)), batch.len, runs)
-    fitted = CompareAndAppend(
-        (placed,),
-        state.upper,
-        new_upper,
-        command.operation,
-        command.inline_total_bytes,
-        judged_by=command.judged_by,
+    # The interval is made here, from the upper on: that the batch fits it need not be asked. Its content is checked.
+    check_content((batch,), 1)
+    refusal = (
+        refuse_unregistered(state, batch.parts)
+        or _refuse_rows(state, batch, command.judged_by)
+        or _refuse_inline(state, (batch,), command.inline_total_bytes)
     )
-    outcome = compare_and_append(state, fitted, now_ms)
-    if isinstance(outcome, Commit):
-        return Commit(outcome.state, AppendNextResult(time, outcome.reply))
-    assert isinstance(outcome.reply, TimespineError)  # the interval is not empty
-    return NoOp(outcome.reply)
+    if refusal is not None:
+        return NoOp(refusal)
+    grown = _push(state, list(runs), desc, batch.len, command.operation, now_ms)
+    return Commit(grown, AppendNextResult(time, new_upper))
 
 
 def advance_upper(state: State, command: AdvanceUpper, now_ms: int) -> Commit[Frontier] | NoOp[AppendReply]:
@@ -179,12 +178,44 @@ def advance_upper(state: State, command: AdvanceUpper, now_ms: int) -> Commit[Fr
     return compare_and_append(state, CompareAndAppend((), state.upper, command.upper, "advance"), now_ms)
 
 
+def _push(state: State, runs: list[Run], desc: Description, rows: int, operation: str, now_ms: int) -> State:
+    """Return the state after an append of runs: with the batch in its trace, and an entry of history."""
+    size = sum(part.total_bytes for run in runs for part in run.parts)
+    drained = drain_trace(state)
+    grown = push_batch(drained, [*runs, *drained_runs(drained, desc.upper)], desc)
+    entry = HistoryEntry(desc.upper, now_ms, operation, rows, size)
+    totals = state.totals.plus(appended_rows=rows, appended_bytes=size)
+    return remember(msgspec.structs.replace(grown, upper=desc.upper, totals=totals), entry)
+
+
+def _is_exact(batch: HollowBatch, lower: Frontier, upper: Frontier) -> bool:
+    """Tell whether a batch describes exactly the times of an append."""
+    return batch.desc.lower == lower and batch.desc.upper == upper
+
+
+def _description(state: State, command: CompareAndAppend) -> Description:
+    """Describe all batches of an append as one: exact from where all of them are."""
+    first = command.batches[0].desc.since if command.batches else Frontier.minimum(state.arity)
+    since = functools.reduce(Frontier.join, (batch.desc.since for batch in command.batches[1:]), first)
+    for batch in command.batches[:1]:
+        if since is first and _is_exact(batch, command.expected_upper, command.new_upper):
+            return batch.desc
+    return Description(command.expected_upper, command.new_upper, since)
+
+
 def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
     """Return why nothing is appended, or None."""
     expected, new_upper = command.expected_upper, command.new_upper
-    check_arity_of(expected, state.arity, "expected upper")
-    check_arity_of(new_upper, state.arity, "new upper")
-    check_hollow(command.batches, state.arity)
+    # A description ends at or after its lower, with times of the same arity. So batches that are exactly from the
+    # state's upper to the new one need no comparison of frontiers.
+    is_exact = expected == state.upper and len(command.batches) > 0
+    is_exact = is_exact and all(_is_exact(batch, expected, new_upper) for batch in command.batches)
+    if is_exact:
+        check_content(command.batches, state.arity)
+    else:
+        check_arity_of(expected, state.arity, "expected upper")
+        check_arity_of(new_upper, state.arity, "new upper")
+        check_hollow(command.batches, state.arity)
     for batch in command.batches:
         # Fenced comes before the mismatch: an expired writer must not take
         # the upper of its own successor for that of a rival.
@@ -193,7 +224,7 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
             return unregistered
     if expected != state.upper:
         return UpperMismatch(expected, state.upper)
-    if not expected <= new_upper:
+    if not is_exact and not expected <= new_upper:
         return UsageError(f"the new upper {new_upper} is not at or after the expected upper {expected}")
     if expected == new_upper:
         if any(batch.len or batch.runs for batch in command.batches):
@@ -203,19 +234,35 @@ def _refuse(state: State, command: CompareAndAppend) -> TimespineError | None:
         return ConcurrentWrite(expected, state.upper)
     rewritten = any(part.rewrite is not None for batch in command.batches for part in batch.parts)
     for batch in command.batches:
-        wrong = _refuse_batch(state, batch, expected, new_upper)
-        if wrong is None:
-            # SUBTLE: by the present state. Another process may have dropped a column after the rows were
-            # made, and no reader would see their values (planted.py: the_schema_of_new_rows_is_not_judged).
-            wrong = refuse_stale_schemas(state, (run.schema for run in batch.runs), command.judged_by)
+        wrong = _refuse_rows(state, batch, command.judged_by)
+        if wrong is None and not is_exact:
+            wrong = _refuse_interval(batch, expected, new_upper)
         if wrong is None and rewritten:
             wrong = _refuse_rewritten(state, batch, expected, new_upper)
         if wrong is not None:
             return wrong
-    inline = sum(batch.inline_bytes for batch in command.batches)
-    if inline and state.inline_bytes + inline > command.inline_total_bytes:
-        return InlineBudgetExceeded(inline, state.inline_bytes, command.inline_total_bytes)
+    return _refuse_inline(state, command.batches, command.inline_total_bytes)
+
+
+def _refuse_inline(state: State, batches: tuple[HollowBatch, ...], limit: int) -> TimespineError | None:
+    """Return why the state has no room for the inline data of batches, or None."""
+    inline = sum(batch.inline_bytes for batch in batches)
+    if inline and state.inline_bytes + inline > limit:
+        return InlineBudgetExceeded(inline, state.inline_bytes, limit)
     return None
+
+
+def _refuse_rows(state: State, batch: HollowBatch, judged_by: int | None) -> TimespineError | None:
+    """Return why the rows of a batch are not appended, whatever their times, or None."""
+    schemas = [run.schema for run in batch.runs]
+    unknown = refuse_unknown_schemas(state, schemas)
+    if unknown is not None:
+        return unknown
+    if sum(part.rows for part in batch.parts) < batch.len:
+        return UsageError(f"a batch of {batch.len} updates whose parts have fewer")
+    # SUBTLE: by the present state. Another process may have dropped a column after the rows were
+    # made, and no reader would see their values (planted.py: the_schema_of_new_rows_is_not_judged).
+    return refuse_stale_schemas(state, schemas, judged_by)
 
 
 def _is_written_since(state: State, number: int, upper: Frontier) -> bool:
@@ -223,25 +270,18 @@ def _is_written_since(state: State, number: int, upper: Frontier) -> bool:
     return any(batch.seqno >= number for batch in state.unsealed.between(state.upper, upper))
 
 
-def _refuse_batch(state: State, batch: HollowBatch, lower: Frontier, upper: Frontier) -> TimespineError | None:
+def _refuse_interval(batch: HollowBatch, lower: Frontier, upper: Frontier) -> TimespineError | None:
     """Return why a batch does not fit the interval, or None. A batch that spans more is cut at both ends.
 
     Cutting goes by the times in the data. A batch whose since is past its lower has had times advanced: an update from
     before `lower` may stand at or after it now, and would be appended a second time; one from before `upper` may stand
-    after it, and would be lost. A since at or before the batch's own lower has moved nothing.
+    after it, and would be lost. A since at or before the batch's own lower has moved nothing. That no batch is exact
+    from past the state's since on, the spine checks (`MergePolicy.insert`).
     """
-    unknown = refuse_unknown_schemas(state, (run.schema for run in batch.runs))
-    if unknown is not None:
-        return unknown
     desc = batch.desc
     if not (desc.lower <= lower and upper <= desc.upper):
         return UsageError(f"a batch of [{desc.lower}, {desc.upper}) does not cover the append [{lower}, {upper})")
-    if not desc.since <= state.since:
-        return UsageError(f"a batch exact from {desc.since} on is past the since {state.since}")
-    if sum(part.rows for part in batch.parts) < batch.len:
-        return UsageError(f"a batch of {batch.len} updates whose parts have fewer")
-    exact = desc.lower == lower and desc.upper == upper
-    if not exact and not desc.since <= desc.lower:
+    if not _is_exact(batch, lower, upper) and not desc.since <= desc.lower:
         return UsageError(f"a compacted batch of [{desc.lower}, {desc.upper}) cannot be cut to fit")
     return None
 
@@ -274,8 +314,7 @@ def _runs_within(batch: HollowBatch, lower: Frontier, upper: Frontier) -> list[R
     SUBTLE: a rewritten part is not truncated, whatever its bounds. All of it is seen in [lower, upper), and truncation,
     which goes by the times before that, would hide it (planted.py: rewritten_appends_are_cut).
     """
-    exact = batch.desc.lower == lower and batch.desc.upper == upper
-    if exact or any(part.rewrite is not None for part in batch.parts):
+    if _is_exact(batch, lower, upper) or any(part.rewrite is not None for part in batch.parts):
         return list(batch.runs)
     return [
         Run(tuple(truncate_batch(part, lower, upper) for part in run.parts), run.order, run.schema)

@@ -191,9 +191,10 @@ def expire_leases(state: State, command: ExpireLeases, now_ms: int) -> Commit[in
 
 def _clamped(state: State, since: Frontier | None) -> Frontier:
     """Return the requested frontier, moved to the collection's since: history before that is gone already."""
+    own = state.trace.since
     if since is None:
-        return state.since
+        return own
     check_arity_of(since, state.arity, "since")
-    if since.is_closed and not state.since.is_closed:
+    if since.is_closed and not own.is_closed:
         raise UsageError("a hold needs a time: a closed frontier holds nothing")
-    return state.since.join(since)
+    return own.join(since)

@@ -5,22 +5,28 @@ from __future__ import annotations
 import msgspec
 
 from timespine.config import DEFAULT
-from timespine.core.batch import HollowBatch, Order, Part, Run
+from timespine.core.batch import HollowBatch, Order, Part, Run, rows_in
 from timespine.core.state import Claim, HistoryEntry, State
 from timespine.core.unsealed_index import UnsealedIndex
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 
 
-def push_batch(state: State, runs: list[Run], upper: Frontier, since: Frontier | None = None) -> State:
-    """Return the state with a batch of these runs, from the trace's upper to `upper`, in its trace."""
-    exact_from = Frontier.minimum(state.arity) if since is None else since
-    desc = Description(state.trace.upper, upper, exact_from)
-    rows = sum(part.rows for run in runs for part in run.parts)
+def push_batch(state: State, runs: list[Run], desc: Description) -> State:
+    """Return the state with a batch of these runs in its trace, from the trace's upper on."""
+    rows = rows_in(runs)
     batch = HollowBatch(desc, rows, tuple(runs) if rows else ())
     trace = state.trace.insert(batch)
     grown = msgspec.structs.replace(state, trace=trace, inline_bytes=state.inline_bytes + batch.inline_bytes)
     return with_live_claims(grown)
+
+
+def drain_trace(state: State) -> State:
+    """Return the state with all sealed updates in its trace, which may lag behind the upper."""
+    if state.trace.upper == state.upper:
+        return state
+    desc = Description(state.trace.upper, state.upper, Frontier.minimum(state.arity))
+    return push_batch(state, drained_runs(state, state.upper), desc)
 
 
 def drained_runs(state: State, upper: Frontier) -> list[Run]:

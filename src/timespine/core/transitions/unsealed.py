@@ -26,7 +26,7 @@ from timespine.core.batch import Part
 from timespine.core.encoding.validate import check_parts
 from timespine.core.state import Commit, HistoryEntry, NoOp, State
 from timespine.core.transitions.command import Command
-from timespine.core.transitions.trace_push import drained_runs, push_batch, remember, truncate_batch
+from timespine.core.transitions.trace_push import drain_trace, remember, truncate_batch
 from timespine.core.transitions.writers import refuse_stale_schemas, refuse_unknown_schemas, refuse_unregistered
 from timespine.core.unsealed_index import UnsealedBatch, UnsealedIndex
 from timespine.errors import ClosedError, InlineBudgetExceeded, LateRows, TimespineError, UsageError
@@ -132,7 +132,7 @@ def drain(state: State, command: Drain, now_ms: int) -> Commit[Frontier] | NoOp[
     """Move the trace up to the upper; reply the trace's upper."""
     if state.trace.upper == state.upper:
         return NoOp(state.upper)
-    return Commit(push_batch(state, drained_runs(state, state.upper), state.upper), state.upper)
+    return Commit(drain_trace(state), state.upper)
 
 
 def evict(state: State, command: Evict, now_ms: int) -> Commit[int] | NoOp[int]:
