@@ -10,7 +10,7 @@ else of the client.
                  milliseconds, with_times: in a column
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
                  LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
-                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read;
+                 repeat_by_diff, with_images, BATCH_ROWS, REPEATED_MAX and the kinds of changes shape what workers read;
                  arranged_rows gives the rows of keys from an open arrangement
     preparing    PreparedRows; upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
@@ -47,7 +47,7 @@ from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
 from timespine.client.read.leases import LeasedState
 from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
-from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
+from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows, Snapshot, Updates, repeat_by_diff
 from timespine.client.read.user_holds import CriticalHold, take_critical
 from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.store import Store
@@ -199,6 +199,7 @@ __all__ = [
     "POSTIMAGE",
     "PREIMAGE",
     "REFUSE",
+    "REPEATED_MAX",
     "AppendStep",
     "AppendTime",
     "CatalogEntry",

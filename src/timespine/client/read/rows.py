@@ -16,9 +16,9 @@ from timespine.client.argument_types import Row
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.lazy_spark import load_spark_module
 from timespine.client.read.leases import LeasedState
-from timespine.client.read.to_dicts import to_dicts
+from timespine.client.read.to_dicts import to_dicts, to_pandas_frame
 from timespine.client.refuse_pickle import OneProcess
-from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.kernels.consolidate import RowOverflow, consolidate
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Predicate
@@ -33,7 +33,7 @@ from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.batch import Part, Run
 from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
 from timespine.core.state import State
-from timespine.errors import CorruptionError, DiffOverflow, HandleExpired, LeaseExpired, UsageError, short_repr
+from timespine.errors import CorruptionError, HandleExpired, LeaseExpired, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
@@ -136,12 +136,9 @@ class Rows(OneProcess):
         """Turn a missing blob into LeaseExpired, or into CorruptionError if the lease is still held."""
         try:
             yield
-        except DiffOverflow as error:
-            raise DiffOverflow(
-                f"a row of {self.handle.name} counts more than 64 bits can as of this time: look for it with "
-                "updates(), which gives every diff by itself, and append the opposite of some of them; other keys can "
-                "be read with `where`"
-            ) from error
+        except RowOverflow as error:
+            schema = self._collection_schema
+            raise error.explain(self.handle.name, schema.key_names or schema.names) from error
         except MissingBlob as error:
             self.leased.check()
             raise CorruptionError(f"blob {error.key} is missing though a live lease holds it") from error
@@ -190,9 +187,11 @@ class Rows(OneProcess):
         return pl.concat([pl.DataFrame(pl.from_arrow(table, rechunk=False)) for table in alike], rechunk=False)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Read all rows as a pandas frame; pandas must be installed."""
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
+        """Read all rows as a pandas frame; pandas must be installed.
+
+        Raise a UsageError if Python has no value for a date.
+        """
+        return to_pandas_frame(self.to_arrow())
 
     def to_pylist(self) -> list[Row]:
         """Read all rows as dictionaries. Raise a UsageError if Python has no value for a date or timestamp."""
