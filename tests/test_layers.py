@@ -252,9 +252,11 @@ def test_every_module_can_be_imported_and_says_what_it_is_for():
 
 EXPORTED = {
     "timespine": [
+        "AddResult",
         "Amplification",
         "AppendResult",
         "ArrangementHold",
+        "ArrangementReads",
         "BatchAlreadyCommitted",
         "BatchBuilder",
         "BatchInfo",
@@ -286,6 +288,7 @@ EXPORTED = {
         "Fenced",
         "Field",
         "Finding",
+        "FindingKind",
         "Frontier",
         "FrontierLike",
         "HandleExpired",
@@ -313,7 +316,9 @@ EXPORTED = {
         "NoSpace",
         "NotSealed",
         "OpenArrangement",
+        "Order",
         "OwnedCollection",
+        "Part",
         "PartInfo",
         "Predicate",
         "ReadOnlyStore",
@@ -324,6 +329,7 @@ EXPORTED = {
         "Row",
         "Rows",
         "RowsLike",
+        "Run",
         "Schema",
         "SchemaChanged",
         "SchemaConflict",

@@ -25,7 +25,7 @@ from timespine.client.argument_types import (
     ViewPolicy,
     ViewTimes,
 )
-from timespine.client.arrangement_protocols import ArrangementHold, OpenArrangement
+from timespine.client.arrangement_protocols import ArrangementHold, ArrangementReads, OpenArrangement
 from timespine.client.backup.copy_store import CopyResult, copy, promote
 from timespine.client.backup.fence_store import fence
 from timespine.client.backup.restore_to_commit import RestorePoint, RestoreResult
@@ -33,7 +33,7 @@ from timespine.client.backup.restore_to_commit import restore_store as restore
 from timespine.client.catalog.retention import Retention, RetentionLike
 from timespine.client.collection import Collection
 from timespine.client.diagnostics.amplification import Amplification
-from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
+from timespine.client.diagnostics.doctor import Finding, FindingKind, HealthReport, examine
 from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.maintenance.vacuum import VacuumResult
@@ -55,9 +55,9 @@ from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.predicate.where import Column, Where, col
 from timespine.columnar.schema.schema import Field, Schema
 from timespine.columnar.schema.types import TypeLike
-from timespine.columnar.write.batch_builder import BatchBuilder
+from timespine.columnar.write.batch_builder import AddResult, BatchBuilder
 from timespine.config import Config
-from timespine.core.batch import HollowBatch
+from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.state import HistoryEntry
 from timespine.core.transitions import AppendResult, ExpireResult
 from timespine.errors import (
@@ -105,9 +105,11 @@ from timespine.model.frontier import Frontier
 __version__ = "0.1.0"
 
 __all__ = [
+    "AddResult",
     "Amplification",
     "AppendResult",
     "ArrangementHold",
+    "ArrangementReads",
     "BatchAlreadyCommitted",
     "BatchBuilder",
     "BatchInfo",
@@ -139,6 +141,7 @@ __all__ = [
     "Fenced",
     "Field",
     "Finding",
+    "FindingKind",
     "Frontier",
     "FrontierLike",
     "HandleExpired",
@@ -166,7 +169,9 @@ __all__ = [
     "NoSpace",
     "NotSealed",
     "OpenArrangement",
+    "Order",
     "OwnedCollection",
+    "Part",
     "PartInfo",
     "Predicate",
     "ReadOnlyStore",
@@ -177,6 +182,7 @@ __all__ = [
     "Row",
     "Rows",
     "RowsLike",
+    "Run",
     "Schema",
     "SchemaChanged",
     "SchemaConflict",
