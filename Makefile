@@ -16,8 +16,12 @@ VIEW_HISTORIES ?= 150
 COPY_HISTORIES ?= 200
 SEED ?= 0
 FLAVOUR ?= mixed
+# Where the environment forbids Python to keep what it compiles, each of the many processes would compile it again.
+unexport PYTHONDONTWRITEBYTECODE
+# Output of targets that run beside each other, one after the other.
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo demo-local spark test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
+.PHONY: demo demo-local demos spark test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
 
 help:            ## what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -30,8 +34,9 @@ $(VENV)/.runtime: pyproject.toml | $(VENV)/bin/python
 	$(RUN) -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
+# Python compiles what a process imports, and keeps it: that is less than pip would compile.
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev,java]'
 	@touch $@ $(VENV)/.runtime $(VENV)/.spark
 
@@ -52,20 +57,17 @@ demo: $(VENV)/.spark $(if $(STORE),$(VENV)/.spark-remote)            ## a pipeli
 demo-local: $(VENV)/.runtime            ## a small history on the embedded store, without Spark
 	@$(RUN) -m examples.local_history
 
-test: lint unit unit-O determinism planted crash spark sim sim-real demo-local demo            ## everything that must hold
+# Types are checked on one core, and the demos wait for a JVM now and then: beside each other they fill two cores.
+test: $(VENV)/.dev            ## everything that must hold
+	@$(MAKE) --no-print-directory -j2 $(SYNC) lint demos
+	@$(MAKE) --no-print-directory unit unit-O determinism planted crash spark sim sim-real
+
+demos: demo-local demo
 
 check: lint            ## the quick version: lint, types, unit tests, 1,920 histories
 	$(RUN) $(PYTEST) tests
-	$(RUN) -m timespine.testing.simulate --histories 500 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour streams --histories 500 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour schemas --histories 200 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour kept --histories 100 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour stores --histories 100 --ops 20 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour spines --histories 200 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour arrangements --histories 50 --ops 40 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour bucket --histories 200 --ops 40 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour views --histories 40 --ops 30 --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour copies --histories 30 --ops 20 --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --jobs $(JOBS) --plan mixed:500:60 streams:500:60 schemas:200:60 kept:100:60 \
+	stores:100:20 spines:200:60 arrangements:50:40 bucket:200:40 views:40:30 copies:30:20
 
 lint: $(VENV)/.dev            ## ruff, mypy --strict, and the words of documents and docstrings
 	$(VENV)/bin/ruff check .
@@ -88,35 +90,29 @@ $(VENV)/spark-classes.jsa: | $(VENV)/.dev
 spark: $(VENV)/.dev $(VENV)/spark-classes.jsa            ## reads, writes, streams and merges on Spark, and executors that are killed
 	$(RUN) -m pytest -n $(MORE_JOBS) --dist loadfile --no-loadscope-reorder --durations=20 tests/spark
 
+DETERMINISM := mixed:25:60 schemas:25:60 streams:25:60 kept:25:60 stores:10:60 arrangements:10:60 spines:25:60 bucket:25:60 views:10:60 copies:10:60
+
 determinism: $(VENV)/.dev            ## 190 seeds replay identically, whatever the hash seed
-	@for flavour in mixed schemas streams kept stores arrangements spines bucket views copies; do \
-	case $$flavour in stores|arrangements|views|copies) count=10;; *) count=25;; esac; \
-	digest='s/.*digest": "\([0-9a-f]*\).*/\1/'; \
-	PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories $$count --jobs $(JOBS) --json > $(VENV)/first.json & \
-	b=$$(PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --flavour $$flavour --histories $$count --jobs 1 --json | sed "$$digest"); \
-	wait; a=$$(sed "$$digest" $(VENV)/first.json); \
-	echo "$$count seeds of $$flavour under two hash seeds: $$a $$b"; test -n "$$a" -a "$$a" = "$$b" || exit 1; \
-	done
+	@digest='s/.*flavour": "\([a-z]*\)", "histories": \([0-9]*\).*digest": "\([0-9a-f]*\).*/\2 seeds of \1 under two hash seeds: \3/'; \
+	PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --plan $(DETERMINISM) --jobs $(JOBS) --json > $(VENV)/first.json & first=$$!; \
+	PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --plan $(DETERMINISM) --jobs 1 --json > $(VENV)/second.json || exit 1; \
+	wait $$first || exit 1; \
+	for each in first second; do sed "$$digest" $(VENV)/$$each.json > $(VENV)/$$each.txt; done; \
+	diff $(VENV)/first.txt $(VENV)/second.txt || exit 1; cat $(VENV)/first.txt; \
+	test $$(grep -c ' seeds of ' $(VENV)/first.txt) -eq $(words $(DETERMINISM))
 
 planted: $(VENV)/.dev            ## every planted bug is caught by its pinned seed
 	$(RUN) -m pytest -n $(MORE_JOBS) tests/simulation/test_planted.py -m slow
 
 sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket, views and copies: make sim HISTORIES=20000 SEED=0
-	$(RUN) -m timespine.testing.simulate --histories $$(($(HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour streams --histories $$(($(HISTORIES) / 2)) --ops 20 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour schemas --histories $$(($(HISTORIES) / 20)) --ops 25 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour kept --histories $$(($(HISTORIES) / 20)) --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour stores --histories $(STORE_HISTORIES) --ops 15 --seed $(SEED) --jobs $(MORE_JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour spines --histories $(SPINE_HISTORIES) --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour arrangements --histories $(ARRANGEMENT_HISTORIES) --ops 40 --seed $(SEED) --jobs $(MORE_JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour spines --real --histories 200 --seed $(SEED) --jobs $(MORE_JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour bucket --histories $(HISTORIES) --ops 25 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour views --histories $(VIEW_HISTORIES) --ops 30 --seed $(SEED) --jobs $(MORE_JOBS)
-	$(RUN) -m timespine.testing.simulate --flavour copies --histories $(COPY_HISTORIES) --ops 20 --seed $(SEED) --jobs $(MORE_JOBS)
+	$(RUN) -m timespine.testing.simulate --seed $(SEED) --jobs $(MORE_JOBS) --plan \
+	mixed:$$(($(HISTORIES) / 2)):25 streams:$$(($(HISTORIES) / 2)):20 schemas:$$(($(HISTORIES) / 20)):25 kept:$$(($(HISTORIES) / 20)):60 \
+	stores:$(STORE_HISTORIES):15 spines:$(SPINE_HISTORIES):60 arrangements:$(ARRANGEMENT_HISTORIES):40 real-spines:200:60 \
+	bucket:$(HISTORIES):25 views:$(VIEW_HISTORIES):30 copies:$(COPY_HISTORIES):20
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
-	$(RUN) -m timespine.testing.simulate --real --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
-	$(RUN) -m timespine.testing.simulate --real --flavour streams --histories $$(($(REAL_HISTORIES) / 2)) --ops 25 --seed $(SEED) --jobs $(JOBS)
+	$(RUN) -m timespine.testing.simulate --seed $(SEED) --jobs $(JOBS) --plan \
+	real-mixed:$$(($(REAL_HISTORIES) / 2)):25 real-streams:$$(($(REAL_HISTORIES) / 2)):25
 
 crash: $(VENV)/.dev            ## kill -9 of writers, readers and maintenance, at least fifty times
 	$(RUN) -m pytest -n $(MORE_JOBS) --dist loadfile tests/crash -m slow

@@ -14,7 +14,7 @@ import timespine
 ROOT = Path(timespine.__file__).parent
 
 # Modules that belong to no layer: everybody may use them, and they use only each other.
-SHARED = {"errors", "hints", "ids", "config", "locks", "pool", "cached_property"}
+SHARED = {"errors", "hints", "ids", "config", "locks", "pool", "cached_property", "first_use", "libraries"}
 
 ALLOWED = {
     "location": set(),
@@ -233,6 +233,12 @@ def test_pure_layers_depend_on_nothing_but_msgspec(layer):
         "math",
         "zlib",
     }
+
+
+@pytest.mark.parametrize("layer", ["core", "model"])
+def test_pure_layers_import_nothing_on_first_use(layer):
+    for path in modules(layer):
+        assert not {"timespine.first_use", "timespine.libraries"} & set(imports(path)), path.relative_to(ROOT)
 
 
 def test_no_module_unpickles_or_evaluates():

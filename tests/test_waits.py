@@ -30,6 +30,7 @@ PRIMITIVES = {"Barrier", "Condition", "Event", "Lock", "Queue", "RLock", "Semaph
 
 UNLIMITED = {
     ("locks.py", "acquire"): "takes a lock that was just made, and that no other thread has",
+    ("first_use.py", "acquire"): "an import holds the lock only for the moment in which it begins",
     ("pool.py", "get"): "an idle thread of a pool waits for work; it is a daemon, and `shutdown` ends it",
     ("columnar/kernels/background_flag.py", "get"): "reads a variable of this thread, and waits for nothing",
     ("columnar/kernels/take_rows.py", "join"): "the thread copies as many rows as its caller did meanwhile",
@@ -40,6 +41,7 @@ UNLIMITED = {
 
 RAW = {
     ("locks.py", "Lock"): "what locks and bells are made of; they wait with a limit",
+    ("first_use.py", "Lock"): "held while a process forks, and for the moment in which an import begins",
     ("pool.py", "Lock"): "taken without waiting: the first thread that takes it does or cancels the task",
     ("pool.py", "SimpleQueue"): "hands tasks to the threads of the pool",
     ("pool.py", "Thread"): "the threads of the pool",

@@ -17,6 +17,7 @@ SEGMENT_MAX = 64
 """Characters in one segment, at most. Three of them stay far below the 255 bytes of a file name."""
 
 _SEGMENT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_KEY = re.compile("/".join([f"({_SEGMENT.pattern})"] * 3))
 
 
 class BlobKey(NamedTuple):
@@ -56,6 +57,8 @@ def is_blob_key(text: object) -> bool:
 
 def parse_blob_key(key: str) -> BlobKey:
     """Parse a blob key; raise UsageError for anything else."""
+    if isinstance(key, str) and (matched := _KEY.fullmatch(key)) is not None:
+        return BlobKey(*matched.groups())
     segments = key.split("/") if isinstance(key, str) else []
     if len(segments) != 3:
         raise UsageError(f"blob key {short_repr(key)} is not of the form collection/writer/name")

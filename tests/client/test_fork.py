@@ -10,11 +10,14 @@ import subprocess
 import sys
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
+from assertions import until
 
 import timespine as ts
 from timespine.errors import WrongProcess
+from timespine.first_use import Library
 
 KEY = {"n": "int64"}
 
@@ -172,3 +175,35 @@ def test_a_handle_that_is_pickled_says_what_to_do_instead(tmp_path):
             for pickled in (pickle.dumps, copy.copy):
                 with pytest.raises(WrongProcess, match=r"finish its batch.*transmit"):
                     pickled(builder)
+
+
+def test_a_fork_waits_for_the_first_use_of_a_library_in_another_thread(tmp_path, monkeypatch):
+    events = SimpleNamespace(begun=threading.Event(), go=threading.Event())
+    (tmp_path / "slow_library.py").write_text(
+        "import slow_events\nslow_events.begun.set()\nslow_events.go.wait(60)\nx = 1\n"
+    )
+    monkeypatch.setitem(sys.modules, "slow_events", events)
+    monkeypatch.syspath_prepend(tmp_path)
+    forking = threading.get_ident()
+
+    def names_of_calls():
+        frame = sys._current_frames()[forking]
+        while frame is not None:
+            yield frame.f_code.co_name
+            frame = frame.f_back
+
+    def end_import_when_the_fork_waits():
+        until(lambda: "_before_fork" in names_of_calls())
+        events.go.set()
+
+    threads = [
+        threading.Thread(target=lambda: Library("slow_library").x),
+        threading.Thread(target=end_import_when_the_fork_waits),
+    ]
+    threads[0].start()
+    assert events.begun.wait(60)
+    threads[1].start()
+    assert in_child(lambda: Library("slow_library").x) == "1"
+    for thread in threads:
+        thread.join(60)
+    monkeypatch.delitem(sys.modules, "slow_library")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import uuid
@@ -54,7 +55,8 @@ def start_rclone(folder: Path) -> Started:
     (folder / BUCKET).mkdir()
     keys = f"{ACCESS_KEY},{SECRET_KEY}"
     command = [str(SCRIPTS / "rclone"), "serve", "s3", "--auth-key", keys, "--addr", f"127.0.0.1:{port}"]
-    command += ["--dir-cache-time", "0s", str(folder)]  # it gives files that others put there, too
+    # It gives files that others put there, too. With 0 s it would forget its folders without a pause to the end.
+    command += ["--dir-cache-time", "1ms", str(folder)]
     return _started(folder, command, port)
 
 
@@ -69,7 +71,8 @@ def _started(folder: Path, command: list[str], port: int) -> Started:
 
 
 def _make_bucket(port: int) -> bool:
-    """Create the bucket and put an object into it; False if the server is not ready."""
+    """Create the bucket and put an object into it; False, or an `OSError`, if the server is not ready."""
+    socket.create_connection(("127.0.0.1", port), 1).close()  # a client takes longer to make than a refusal to come
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import boto3

@@ -1,5 +1,6 @@
 """The simulator itself: deterministic, full of faults, and honest about violations."""
 
+import json
 from collections import Counter
 
 import planted
@@ -48,6 +49,25 @@ def test_the_command_prints_its_figures(capsys):
         assert name in printed
 
 
+def test_a_plan_runs_the_same_histories_as_its_flavours_alone(capsys):
+    assert simulate.main(["--plan", "mixed:3:20", "bucket:27:10", "real-spines:1:10", "--seed", "5", "--json"]) == 0
+    together = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["flavour"] for each in together] == ["mixed", "bucket", "real-spines"]
+    for flavour, histories, operations in (("mixed", "3", "20"), ("bucket", "27", "10"), ("spines", "1", "10")):
+        real = ["--real"] if flavour == "spines" else []
+        alone = ["--flavour", flavour, "--histories", histories, "--ops", operations, "--seed", "5", "--json", *real]
+        assert simulate.main(alone) == 0
+        figures, expected = json.loads(capsys.readouterr().out), together.pop(0)
+        assert {**figures, "histories per second": 0} == {**expected, "histories per second": 0}
+
+
+def test_a_plan_ends_with_the_first_flavour_that_fails(capsys):
+    with planted.BUGS["snapshot_counts_drained_updates_twice"]():
+        assert simulate.main(["--plan", "bucket:1:5", "mixed:3:60", "bucket:2:5", "--json"]) == 1
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [(each["flavour"], each["violations"]) for each in figures] == [("bucket", 0), ("mixed", 1)]
+
+
 def test_the_command_replays_one_history(capsys):
     assert simulate.main(["--histories", "1", "--seed", "5", "--trace"]) == 0
     assert "begins append" in capsys.readouterr().out
@@ -64,7 +84,20 @@ def test_a_violation_is_reported_with_its_seed_and_a_shrunken_trace(capsys):
     assert "replay: " in printed
 
 
-@pytest.mark.parametrize("wrong", [["--histories", "0"], ["--jobs", "0"], ["--ops", "-1"], ["--seed", "-1"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--histories", "0"],
+        ["--jobs", "0"],
+        ["--ops", "-1"],
+        ["--seed", "-1"],
+        ["--plan", "mixed:3"],
+        ["--plan", "mixed:3:x"],
+        ["--plan", "mixd:3:20"],
+        ["--plan", "mixed:3:20", "mixed:0:20"],
+        ["--plan", "real-bucket:3:20"],
+    ],
+)
 def test_the_command_refuses_invalid_arguments(wrong, capsys):
     with pytest.raises(SystemExit) as stopped:
         simulate.main(wrong)

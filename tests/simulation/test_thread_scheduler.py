@@ -1,7 +1,9 @@
 """The scheduler of simulated stores: one thread at a time, virtual time, deaths, and no thread that is left behind."""
 
+import sys
 import threading as real
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import ModuleType
 
 import pytest
 
@@ -201,3 +203,14 @@ def test_locks_refuse_what_the_real_ones_refuse():
             assert threading.current_thread() is threading.current_thread()
 
     run(work)
+
+
+def test_a_history_that_imports_a_module_with_real_locks_is_refused(monkeypatch):
+    late = ModuleType(".".join(("timespine", "client", "late")))
+    late.threading = real
+
+    def work():
+        monkeypatch.setitem(sys.modules, late.__name__, late)
+
+    with pytest.raises(AssertionError, match=r"imported timespine\.client\.late, whose locks and clock are real"):
+        run(work)

@@ -33,68 +33,70 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+from timespine.first_use import import_names
 
-from timespine.client.catalog.catalog import CatalogEntry, view_hold_name, with_taken_over
-from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
-from timespine.client.catalog.create_in_transaction import Definition
-from timespine.client.collection import Collection, handle_of
-from timespine.client.commit.effect_driver import fresh_id
-from timespine.client.inner_handles import Closable, CollectionHandle, StoreContext
-from timespine.client.lazy_spark import is_spark_frame
-from timespine.client.read.acquire import Hold
-from timespine.client.read.arranged_rows import arranged_rows
-from timespine.client.read.change_feed import ChangeFeed
-from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
-from timespine.client.read.leases import LeasedState
-from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
-from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows, Snapshot, Updates, repeat_by_diff
-from timespine.client.read.user_holds import CriticalHold, take_critical
-from timespine.client.row_args import parse_keys, restrict_columns
-from timespine.client.store import Store
-from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
-from timespine.client.write.append import append_step
-from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
-from timespine.client.write.prebuilt_steps import FlushesRuns
-from timespine.client.write.prepare import PreparedRows, upper_after
-from timespine.client.write.prepare_unsealed import LATE, REFUSE, apply_late_policy, count_late, late_rows_error
-from timespine.client.write.read_current import (
-    Compute,
-    CurrentRows,
-    Grain,
-    Look,
-    PendingDelta,
-    RowDelta,
-    at_time,
-    delta_of,
-    negate_diffs,
-    read_current,
-)
-from timespine.client.write.stage_rows import Runs, count_appended, did_not_commit, flush_inline
-from timespine.client.write.step_commit import commit_steps
-from timespine.client.write.time_column import milliseconds, with_times
-from timespine.client.write.transaction import Transaction
-from timespine.client.write.transaction_steps import (
-    AppendStep,
-    CommandStep,
-    DeltaStep,
-    DependsOnRead,
-    Step,
-    UnsealedWriteStep,
-    unsealed_seen_by,
-)
-from timespine.client.write.upsert_update_delete import delete_keys_delta, replace_delta, upsert_delta
-from timespine.client.write_results import NOTHING, CommitResult, WriteResult
-from timespine.columnar.merge.merge_engine import Engine
-from timespine.columnar.predicate.key_set import KeySet
-from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.scan.scan_request import ScanRequest
-from timespine.columnar.scan.worker_slice import Slice
-from timespine.columnar.schema.schema import Schema
-from timespine.core.batch import Part
-from timespine.core.read_plan import Plan
-from timespine.location.consensus import read_heads
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from timespine.client.catalog.catalog import CatalogEntry, view_hold_name
+    from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
+    from timespine.client.catalog.create_in_transaction import Definition
+    from timespine.client.collection import Collection, handle_of
+    from timespine.client.commit.effect_driver import fresh_id
+    from timespine.client.inner_handles import Closable, CollectionHandle, StoreContext
+    from timespine.client.lazy_spark import is_spark_frame
+    from timespine.client.read.acquire import Hold
+    from timespine.client.read.arranged_rows import arranged_rows
+    from timespine.client.read.change_feed import ChangeFeed
+    from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
+    from timespine.client.read.leases import LeasedState
+    from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
+    from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows, Snapshot, Updates, repeat_by_diff
+    from timespine.client.read.user_holds import CriticalHold, take_critical
+    from timespine.client.row_args import parse_keys, restrict_columns
+    from timespine.client.store import Store
+    from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
+    from timespine.client.write.append import append_step
+    from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
+    from timespine.client.write.prebuilt_steps import FlushesRuns
+    from timespine.client.write.prepare import PreparedRows, upper_after
+    from timespine.client.write.prepare_unsealed import LATE, REFUSE, apply_late_policy, count_late, late_rows_error
+    from timespine.client.write.read_current import (
+        Compute,
+        CurrentRows,
+        Grain,
+        Look,
+        PendingDelta,
+        RowDelta,
+        at_time,
+        delta_of,
+        negate_diffs,
+        read_current,
+    )
+    from timespine.client.write.stage_rows import Runs, count_appended, did_not_commit, flush_inline
+    from timespine.client.write.step_commit import commit_steps
+    from timespine.client.write.time_column import milliseconds, with_times
+    from timespine.client.write.transaction import Transaction
+    from timespine.client.write.transaction_steps import (
+        AppendStep,
+        CommandStep,
+        DeltaStep,
+        DependsOnRead,
+        Step,
+        UnsealedWriteStep,
+        unsealed_seen_by,
+    )
+    from timespine.client.write.upsert_update_delete import delete_keys_delta, replace_delta, upsert_delta
+    from timespine.client.write_results import NOTHING, CommitResult, WriteResult
+    from timespine.columnar.merge.merge_engine import Engine
+    from timespine.columnar.scan.part_access import Parts
+    from timespine.columnar.scan.scan_request import ScanRequest
+    from timespine.columnar.scan.worker_slice import Slice
+    from timespine.columnar.schema.schema import Schema
+    from timespine.core.batch import Part
+    from timespine.core.read_plan import Plan
 
 
 def slices_of(rows: Rows, n: int) -> list[Slice]:
@@ -124,6 +126,8 @@ def read_schema_of(rows: Rows) -> Schema:
 
 def open_or_create(store: Store, name: str, schema: Schema) -> tuple[Collection, bool]:
     """Open a collection, or create it with a schema; return whether it is new, so that a failed write can undo it."""
+    from timespine.client.catalog.create_in_transaction import Definition
+
     return store._create(name, Definition(schema, "clock", None, None), replace=False, if_exists="open")
 
 
@@ -137,6 +141,8 @@ def restrict_to_keys(rows: Rows, keys: pa.Table) -> None:
 
     If the columns are the first ones of the key, parts and row groups without such rows are not read.
     """
+    from timespine.columnar.predicate.key_set import KeySet
+
     rows._only(KeySet(keys))
 
 
@@ -179,6 +185,8 @@ def context_of(store: Store) -> StoreContext:
 
 def heads_of(store: Store, ids: Sequence[str]) -> Mapping[str, int | None]:
     """Return the newest sequence numbers of collections, and of the catalog under CATALOG_KEY, by one call."""
+    from timespine.location.consensus import read_heads
+
     store._committer.check_open()
     return read_heads(store._driver.consensus, ids)
 
@@ -191,6 +199,8 @@ def end_with_store(store: Store, each: Closable) -> None:
 
 def take_over_name(store: Store, id: str, name: str) -> None:
     """Give an owned collection the name of one with the same role, which is dropped, by one change of the catalog."""
+    from timespine.client.catalog.catalog import with_taken_over
+
     store._check_replaceable(name, next(each.role for each in catalog_entries(store).values() if each.id == id))
     store._catalog.change(partial(with_taken_over, id, name))
     store._drop_service.close()
@@ -199,6 +209,8 @@ def take_over_name(store: Store, id: str, name: str) -> None:
 
 def open_entry(store: Store, name: str, entry: CatalogEntry) -> CollectionHandle:
     """Open a collection of a catalog that was read before, without another read of it."""
+    from timespine.client.collection import handle_of
+
     return handle_of(store._collection(name, entry))
 
 
@@ -319,3 +331,93 @@ __all__ = [
     "with_images",
     "with_times",
 ]
+
+_FROM = {
+    "append_runs_step": "client.write.prebuilt_append",
+    "append_step": "client.write.append",
+    "append_time": "client.write.prebuilt_append",
+    "AppendStep": "client.write.transaction_steps",
+    "AppendTime": "client.write.prebuilt_append",
+    "apply_late_policy": "client.write.prepare_unsealed",
+    "arranged_rows": "client.read.arranged_rows",
+    "at_time": "client.write.read_current",
+    "BATCH_ROWS": "client.read.rows",
+    "REPEATED_MAX": "client.read.rows",
+    "CATALOG_KEY": "client.catalog.catalog_log:LOG",
+    "CatalogEntry": "client.catalog.catalog",
+    "CHANGE_TYPE": "client.read.change_set",
+    "Changes": "client.read.change_set",
+    "Collection": "client.collection",
+    "CollectionHandle": "client.inner_handles",
+    "CommandStep": "client.write.transaction_steps",
+    "commit_steps": "client.write.step_commit",
+    "CommitResult": "client.write_results",
+    "Compute": "client.write.read_current",
+    "count_appended": "client.write.stage_rows",
+    "count_late": "client.write.prepare_unsealed",
+    "CriticalHold": "client.read.user_holds",
+    "CurrentRows": "client.write.read_current",
+    "Definition": "client.catalog.create_in_transaction",
+    "DELETE": "client.read.change_set",
+    "delete_keys_delta": "client.write.upsert_update_delete",
+    "delta_of": "client.write.read_current",
+    "DeltaStep": "client.write.transaction_steps",
+    "DependsOnRead": "client.write.transaction_steps",
+    "did_not_commit": "client.write.stage_rows",
+    "DurationLike": "client.time_args",
+    "flush_inline": "client.write.stage_rows",
+    "FlushesRuns": "client.write.prebuilt_steps",
+    "fresh_id": "client.commit.effect_driver",
+    "FrontierLike": "client.time_args",
+    "Grain": "client.write.read_current",
+    "handle_of": "client.collection",
+    "Hold": "client.read.acquire",
+    "INSERT": "client.read.change_set",
+    "is_spark_frame": "client.lazy_spark",
+    "LATE": "client.write.prepare_unsealed",
+    "late_rows_error": "client.write.prepare_unsealed",
+    "LeasedState": "client.read.leases",
+    "Look": "client.write.read_current",
+    "milliseconds": "client.write.time_column",
+    "negate_diffs": "client.write.read_current",
+    "NOTHING": "client.write_results",
+    "open_changes": "client.read.open_read",
+    "open_snapshot": "client.read.open_read",
+    "open_updates": "client.read.open_read",
+    "parse_duration_ms": "client.time_args",
+    "parse_keys": "client.row_args",
+    "PendingDelta": "client.write.read_current",
+    "POSTIMAGE": "client.read.change_set",
+    "PREIMAGE": "client.read.change_set",
+    "PreparedRows": "client.write.prepare",
+    "read_current": "client.write.read_current",
+    "ReadOptions": "client.read.open_read",
+    "REFUSE": "client.write.prepare_unsealed",
+    "repeat_by_diff": "client.read.rows",
+    "replace_delta": "client.write.upsert_update_delete",
+    "restrict_columns": "client.row_args",
+    "RowDelta": "client.write.read_current",
+    "Rows": "client.read.rows",
+    "Runs": "client.write.stage_rows",
+    "Snapshot": "client.read.rows",
+    "Step": "client.write.transaction_steps",
+    "Store": "client.store",
+    "StoreContext": "client.inner_handles",
+    "take_critical": "client.read.user_holds",
+    "time_range": "client.write.prebuilt_append",
+    "TimeLike": "client.time_args",
+    "Transaction": "client.write.transaction",
+    "unsealed_seen_by": "client.write.transaction_steps",
+    "UnsealedWriteStep": "client.write.transaction_steps",
+    "unwrap_time": "client.time_args",
+    "Updates": "client.read.rows",
+    "upper_after": "client.write.prepare",
+    "upsert_delta": "client.write.upsert_update_delete",
+    "view_hold_name": "client.catalog.catalog",
+    "with_images": "client.read.change_set",
+    "with_times": "client.write.time_column",
+    "WriteResult": "client.write_results",
+}
+"""The module of each name that is defined elsewhere. A task on an executor imports only those that it uses."""
+
+__getattr__ = import_names(__name__, _FROM, within="timespine")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
 
-import polars as pl
 import pyarrow as pa
 
 from timespine.client.time_args import DurationLike
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import TypeLike
+from timespine.libraries import pl
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 
-import polars as pl
 import pyarrow as pa
 
 from timespine.columnar.ingest.require_key_columns import refuse_missing
@@ -16,6 +15,7 @@ from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.errors import UsageError
 from timespine.hints import Hint
+from timespine.libraries import is_lazy_frame
 
 
 def column_names_of(rows: object) -> set[str]:
@@ -24,7 +24,7 @@ def column_names_of(rows: object) -> set[str]:
         return set(map(str, set(chain.from_iterable(rows)))) if are_dicts(rows) else set()
     if isinstance(rows, Mapping):
         return set(map(str, rows))
-    if isinstance(rows, pl.LazyFrame):
+    if is_lazy_frame(rows):
         return set(rows.collect_schema().names())
     columns = getattr(rows, "column_names", None) or getattr(rows, "columns", None)
     if columns is None and hasattr(rows, "schema"):

@@ -233,8 +233,9 @@ class State(Fields, frozen=True, gc=False, kw_only=True):
 
     def parts(self) -> Iterator[Part]:
         """Yield every part that this state refers to, in trace and unsealed; some perhaps twice."""
-        for batch in self.trace.hollow_batches():
-            yield from batch.parts
+        for leaf in self.trace.leaves():
+            for run in leaf.batch.runs:
+                yield from run.parts
         for unsealed in self.unsealed:
             yield from unsealed.parts
 

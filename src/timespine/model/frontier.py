@@ -104,8 +104,9 @@ class Frontier(msgspec.Struct, frozen=True, array_like=True, gc=False):
         mine, theirs = self.elements, other.elements
         if mine is theirs:
             return True
-        if len(mine) == 1 == len(theirs) and len(mine[0]) == 1 == len(theirs[0]):
-            return mine[0][0] <= theirs[0][0]
+        if len(mine) == 1 == len(theirs):
+            first, second = mine[0], theirs[0]
+            return first <= second if len(first) == 1 == len(second) else times.less_equal(first, second)
         return all(self.less_equal(element) for element in theirs)
 
     def __lt__(self, other: Frontier) -> bool:

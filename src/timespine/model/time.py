@@ -8,6 +8,8 @@ themselves is *not* the order of times: use the functions below.
 
 from __future__ import annotations
 
+from operator import le
+
 from timespine.errors import UsageError, short_repr
 
 Time = tuple[int, ...]
@@ -53,7 +55,7 @@ def less_equal(left: Time, right: Time) -> bool:
     if len(left) == 1 == len(right):
         return left[0] <= right[0]
     _same_arity(left, right)
-    return all(a <= b for a, b in zip(left, right, strict=True))
+    return all(map(le, left, right))
 
 
 def less_than(left: Time, right: Time) -> bool:

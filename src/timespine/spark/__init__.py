@@ -11,7 +11,9 @@ ts.spark.register(store, spark)                         # SQL: orders, orders_as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from timespine.first_use import import_names
 
 if TYPE_CHECKING:
     from timespine.client.collection import Collection
@@ -36,12 +38,7 @@ _FROM = {
 """The module of each public name. `__getattr__` imports it on first use, so that a worker loads only what it needs."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _FROM:
-        raise AttributeError(f"module timespine.spark has no attribute {name}")
-    import importlib
-
-    return getattr(importlib.import_module(f"timespine.spark.{_FROM[name]}"), name)
+__getattr__ = import_names(__name__, _FROM)
 
 
 def drop_sink(collection: Collection, name: str) -> int:

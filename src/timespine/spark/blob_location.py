@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from timespine.client.api_for_engines import CollectionHandle
-from timespine.client.store import Store
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.worker_slice import CACHE_BYTES
 from timespine.config import Config
@@ -15,6 +14,10 @@ from timespine.location.blob import Blob
 from timespine.location.opening.descriptor import BLOBS
 from timespine.location.opening.registry import place_of
 from timespine.location.opening.store_location import FILE, MEMORY, parse_location
+
+if TYPE_CHECKING:
+    from timespine.client.api_for_engines import CollectionHandle
+    from timespine.client.store import Store
 
 StorageOptions = tuple[tuple[str, str], ...]
 """How a bucket is reached: the options of `storage`, which are no secrets."""

@@ -3,24 +3,26 @@
 Spark creates these objects in Python processes beside the driver. `schema`, `partitions`
 and `commit` run there, with the store open. `read` and `write` run in tasks, which use
 only what the pickled object carries.
+
+Each of these processes imports this module, most of them for one call. So each call imports what it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from timespine.spark.hide_tracebacks import raises_plain_errors
 from timespine.spark.options import FEED, READ, STREAM, STREAM_WRITE, WRITE, Options
-from timespine.spark.read.read_plan import plan_read, read_schema
-from timespine.spark.read.read_task import read_partition
-from timespine.spark.read.stream_reader import FeedReader
-from timespine.spark.store_cache import collection_of
-from timespine.spark.write.data_source_writer import BatchSink, StreamSink, batch_sink, stream_sink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from timespine.spark.read.stream_reader import FeedReader
+    from timespine.spark.write.data_source_writer import BatchSink, StreamSink
 
 
 class TimespineSource(DataSource):
@@ -32,6 +34,11 @@ class TimespineSource(DataSource):
 
     @raises_plain_errors
     def schema(self) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from timespine.spark.read.read_plan import read_schema
+        from timespine.spark.store_cache import collection_of
+
         # Spark does not say here whether this is a stream.
         options = Options(self.options, READ, FEED, STREAM)
         collection = collection_of(options.target)
@@ -43,14 +50,20 @@ class TimespineSource(DataSource):
 
     @raises_plain_errors
     def streamReader(self, schema: StructType) -> FeedReader:
+        from timespine.spark.read.stream_reader import FeedReader
+
         return FeedReader(Options(self.options, STREAM), schema)
 
     @raises_plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        from timespine.spark.write.data_source_writer import batch_sink
+
         return batch_sink(Options(self.options, WRITE), schema, overwrite=overwrite)
 
     @raises_plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        from timespine.spark.write.data_source_writer import stream_sink
+
         return stream_sink(Options(self.options, STREAM_WRITE), schema, overwrite=overwrite)
 
 
@@ -68,8 +81,13 @@ class TimespineReader(DataSourceReader):
 
     @raises_plain_errors
     def partitions(self) -> list[InputPartition]:
+        from timespine.spark.read.read_plan import plan_read
+        from timespine.spark.store_cache import collection_of
+
         planned = plan_read(collection_of(self._options.target), self._options, self._promised)
         return [InputPartition((planned.reading, data)) for data in planned.slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from timespine.spark.read.read_task import read_partition
+
         return read_partition(partition)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
@@ -16,6 +15,7 @@ from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.schema.schema import DIFF
 from timespine.columnar.schema.types import is_nested
 from timespine.errors import UsageError
+from timespine.libraries import pl
 from timespine.spark.hide_tracebacks import plain_errors
 from timespine.spark.type_mapping import from_spark_batch, to_spark_schema, to_spark_table
 

@@ -12,6 +12,9 @@ With `--flavour stores`, they are of real stores: all that users run, with its t
 `--flavour bucket`, they are of the consensus of a bucket alone. With `--flavour views`, they are
 of real stores with views, which several processes create, refresh and drop. With `--flavour copies`, users also copy
 their store, read the copies, and restore it.
+
+`--plan mixed:1000:25 stores:100:15 real-spines:50:60` runs histories of several flavours, one after the other, in the
+same processes: each of them imports everything once.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 
@@ -166,9 +170,39 @@ def report_failure(
     print(f"replay: python -m timespine.testing.simulate {options}")
 
 
-def _chunks(first: int, histories: int) -> Iterable[range]:
-    for start in range(first, first + histories, CHUNK):
-        yield range(start, min(start + CHUNK, first + histories))
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Histories of one flavour."""
+
+    flavour: str
+    histories: int
+    operations: int
+    """Operations per history."""
+    seed: int
+    """The first seed."""
+    real: bool = False
+
+    def chunks(self) -> list[range]:
+        """Return the seeds that a worker runs between two reports."""
+        end = self.seed + self.histories
+        return [range(start, min(start + CHUNK, end)) for start in range(self.seed, end, CHUNK)]
+
+    def wanted(self) -> tuple[str, ...]:
+        """Return what must have happened in some of the histories, if they are many."""
+        if self.flavour == BUCKET:
+            return bucket_history.REACHED if self.histories >= MANY else ()
+        if self.real and self.flavour != SPINES:
+            return PATHS if self.histories >= ENOUGH else ()
+        return MARKED if self.flavour == "streams" and self.histories >= MANY else ()
+
+
+def _course_of(text: str, seed: int) -> Course:
+    """Parse one course of a plan: flavour:histories:operations, with `real-` before the flavour for real rows."""
+    try:
+        flavour, histories, operations = text.split(":")
+        return Course(flavour.removeprefix("real-"), int(histories), int(operations), seed, flavour.startswith("real-"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form flavour:histories:operations") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -187,81 +221,99 @@ def main(arguments: list[str] | None = None) -> int:
         default="mixed",
         help="what they are of (default mixed)",
     )
+    parser.add_argument("--plan", nargs="+", default=[], metavar="FLAVOUR:HISTORIES:OPS", help="several flavours")
     parser.add_argument("--trace", action="store_true", help="print every step (with --histories 1)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
     options = parser.parse_args(arguments)
-    if options.histories < 1 or options.ops < 1 or options.jobs < 1 or options.seed < 0:
-        parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
-    if options.real and options.flavour in OWN_FAULTS and options.flavour != SPINES:
-        parser.error("--real is about the core and spines: stores have real rows in any case, others have none")
+    alone = Course(options.flavour, options.histories, options.ops, options.seed, options.real)
+    try:
+        courses = [_course_of(each, options.seed) for each in options.plan] or [alone]
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    for course in courses:
+        _check(parser, course, options.jobs)
     if options.trace:
         result = run_history(options.seed, options.ops, tracing=True, real=options.real, flavour=options.flavour)
         print("\n".join([*result.trace, *result.violations, f"digest {result.digest:08x}"]))
         return 1 if result.violations else 0
-    return _run(options)
+    with _workers(options.jobs) as run:
+        results = [run(course) for course in courses]
+        # The histories of a later course are not worth waiting for if an earlier one failed.
+        return next((1 for each in zip(courses, results, strict=True) if _report(*each, as_json=options.json)), 0)
 
 
-def _results(options: argparse.Namespace) -> Iterator[Done]:
-    """Yield the result of every chunk, in order."""
-    run = partial(run_seeds, operations=options.ops, real=options.real, flavour=options.flavour)
-    chunks = list(_chunks(options.seed, options.histories))
-    if options.jobs == 1:
-        yield from map(run, chunks)
+def _check(parser: argparse.ArgumentParser, course: Course, jobs: int) -> None:
+    """End the command if a course cannot be run."""
+    if course.flavour not in (*FLAVOURS, *OWN_FAULTS):
+        parser.error(f"there is no flavour {course.flavour!r}")
+    if course.histories < 1 or course.operations < 1 or jobs < 1 or course.seed < 0:
+        parser.error("--histories, --ops and --jobs must be at least 1, --seed at least 0")
+    if course.real and course.flavour in OWN_FAULTS and course.flavour != SPINES:
+        parser.error("--real is about the core and spines: stores have real rows in any case, others have none")
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Callable[[Course], Iterator[Done]]]:
+    """Return the function that gives the result of every chunk of a course, in order."""
+
+    def run_of(course: Course) -> Callable[[range], Done]:
+        return partial(run_seeds, operations=course.operations, real=course.real, flavour=course.flavour)
+
+    if jobs == 1:
+        yield lambda course: map(run_of(course), course.chunks())
         return
     # Not forked: Arrow and Polars have threads of their own, which do not survive a fork.
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(run, chunks)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield lambda course: pool.map(run_of(course), course.chunks())
+        pool.shutdown(cancel_futures=True)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _report(course: Course, results: Iterable[Done], *, as_json: bool) -> bool:
+    """Print the figures of a course and its first violations; return whether there are any, or it was too tame."""
     began = time.perf_counter()
     histories, operations, digest = 0, 0, 0
     counts: Counter[str] = Counter()
     failed: list[tuple[int, list[Violation]]] = []
-    for done in _results(options):
+    for done in results:
         histories += done[0]
         operations += done[1]
         counts.update(done[2])
         failed.extend(done[3])
         digest = (digest * 31 + done[4]) % (1 << 61)
-        if histories % 2000 < CHUNK and not options.json:
-            print(f"  {histories} of {options.histories} histories, {len(failed)} violations", file=sys.stderr)
+        if histories % 2000 < CHUNK and not as_json:
+            print(f"  {histories} of {course.histories} histories, {len(failed)} violations", file=sys.stderr)
     seconds = time.perf_counter() - began
-    kinds = bucket_history.FAULT_KINDS if options.flavour == BUCKET else FAULT_KINDS
+    kinds = bucket_history.FAULT_KINDS if course.flavour == BUCKET else FAULT_KINDS
     figures = {
+        "flavour": f"{'real-' if course.real else ''}{course.flavour}",
         "histories": histories,
         "operations": operations,
         "faults": {kind: counts[kind] for kind in kinds},
         "faults in all": sum(counts[kind] for kind in kinds) + counts["crashes"],
         "crashes": counts["crashes"],
         "commits": counts["commits"],
-        **({"paths": {kind: counts[kind] for kind in PATHS}} if options.real and options.flavour != SPINES else {}),
+        **({"paths": {kind: counts[kind] for kind in PATHS}} if course.real and course.flavour != SPINES else {}),
         **(
             {"slots": counts["slots"], **{kind: counts[kind] for kind in bucket_history.REACHED[:3]}}
-            if options.flavour == BUCKET
+            if course.flavour == BUCKET
             else {}
         ),
-        **({"marked points": {kind: counts[kind] for kind in MARKED}} if options.flavour == "streams" else {}),
+        **({"marked points": {kind: counts[kind] for kind in MARKED}} if course.flavour == "streams" else {}),
         "violations": len(failed),
         "histories per second": round(histories / seconds, 1),
         "digest": f"{digest:016x}",
     }
-    if options.json:
-        print(json.dumps(figures))
+    if as_json:
+        print(json.dumps(figures), flush=True)
     else:
         for name, value in figures.items():
-            print(f"{name:22} {value}")
+            print(f"{name:22} {value}", flush=True)
     for seed, violations in failed[:3]:
-        report_failure(seed, options.ops, violations, options.real, options.flavour)
-    wanted = (
-        *(PATHS if options.real and options.flavour != SPINES and histories >= ENOUGH else ()),
-        *(MARKED if options.flavour == "streams" and not options.real and histories >= MANY else ()),
-        *(bucket_history.REACHED if options.flavour == BUCKET and histories >= MANY else ()),
-    )
-    unreached = [kind for kind in wanted if not counts[kind]]
+        report_failure(seed, course.operations, violations, course.real, course.flavour)
+    unreached = [kind for kind in course.wanted() if not counts[kind]]
     if unreached:
         print(f"{histories} histories and never any {', '.join(unreached)}: they are too tame")
-    return 1 if failed or unreached else 0
+    return bool(failed or unreached)
 
 
 if __name__ == "__main__":

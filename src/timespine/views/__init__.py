@@ -8,8 +8,9 @@ follow/     when views are refreshed, and the thread that does it
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from timespine.first_use import import_names
 
 if TYPE_CHECKING:
     from timespine.views.follow.follow_loop import FollowedView, FollowStatus
@@ -37,12 +38,7 @@ _FROM = {
 }
 """The module of each public name."""
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FROM:
-        raise AttributeError(f"module timespine.views has no attribute {name}")
-    return getattr(importlib.import_module(f"timespine.views.{_FROM[name]}"), name)
-
+__getattr__ = import_names(__name__, _FROM)
 
 __all__ = [
     "FollowStatus",

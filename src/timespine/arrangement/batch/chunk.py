@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from timespine.arrangement.batch.key_filters import MemberFilter, member_filter
@@ -23,6 +22,7 @@ from timespine.columnar.kernels.comparable_words import Key, compare
 from timespine.columnar.kernels.find_keys import WordIndex
 from timespine.columnar.kernels.row_words import INTEGERS, Index, is_text, single
 from timespine.columnar.schema.schema import DIFF
+from timespine.libraries import pc
 from timespine.model.time import Time
 
 CHUNK_ROWS = 1 << 20

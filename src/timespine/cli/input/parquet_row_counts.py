@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from timespine.cli.error_wording import error_text
 from timespine.cli.input.find_wrong_row import first_line_number
 from timespine.errors import UsageError
+from timespine.libraries import pq
 
 
 class RowsPerFile:

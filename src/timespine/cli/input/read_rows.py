@@ -6,7 +6,6 @@ import enum
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from timespine.cli.error_wording import error_text, reword
 from timespine.cli.input.csv_rows import read_csv
@@ -17,6 +16,7 @@ from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import check_names
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, short_repr
+from timespine.libraries import pq
 
 
 class FileFormat(enum.StrEnum):

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.columnar.schema.types import holds_floats, is_nested, type_name
 from timespine.errors import UsageError
+from timespine.libraries import pc
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _TOO_FINE = re.compile(r"[.,]\d{7}")

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from timespine.cli.error_report import ResultNotWritten, message
 from timespine.cli.input.value_codec import to_flat, to_rows
 from timespine.cli.output.destination import Destination, OutputFormat, OutputStream
 from timespine.cli.output.format_text import SAMPLE_ROWS, Columns, one_line, type_text
+from timespine.libraries import pq
 
 # Rows.
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.client.commit.retry_limits import RETRY
 from timespine.columnar.ingest.update_table import project_rows
@@ -22,6 +21,7 @@ from timespine.core.group import Answers, CommandTransaction, Refused
 from timespine.core.state import State
 from timespine.core.transitions import Append, AppendNext, Command, CompareAndAppend, Write
 from timespine.errors import SchemaChanged
+from timespine.libraries import pc
 
 Offer = Callable[[CommandTransaction], Answers | Refused]
 

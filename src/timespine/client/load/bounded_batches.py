@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from timespine.errors import UsageError
+from timespine.libraries import pc, pq
 
 BATCH_ROWS = 262_144
 """Most rows of a batch."""

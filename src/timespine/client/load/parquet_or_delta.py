@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from timespine.client.load.bounded_batches import file_batches, parquet_batches
 from timespine.columnar.schema.schema import TIME
 from timespine.errors import UsageError, short_repr
+from timespine.libraries import pq
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The name that Hive and Spark give to the folder of null."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import polars as pl
 import pyarrow as pa
 
-from timespine.client.inner_handles import CollectionHandle
-from timespine.client.read.leases import LeasedState
 from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows
-from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF
-from timespine.core.read_plan import Plan
 from timespine.errors import UsageError
+from timespine.libraries import pl
+
+if TYPE_CHECKING:
+    from timespine.client.inner_handles import CollectionHandle
+    from timespine.client.read.leases import LeasedState
+    from timespine.columnar.scan.scan_request import ScanRequest
+    from timespine.core.read_plan import Plan
 
 CHANGE_TYPE = "_change_type"
 """The column that names the kind of change of a row."""

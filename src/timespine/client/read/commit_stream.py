@@ -22,7 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.client.read.leases import close_on_error
@@ -40,6 +39,7 @@ from timespine.core.protocols.load_state import apply_newer_diffs
 from timespine.core.read_plan import plan_all, plan_runs
 from timespine.core.state import State
 from timespine.errors import CorruptionError, LeaseExpired, TimespineError, Unavailable, UsageError, short_repr
+from timespine.libraries import pc
 from timespine.model.frontier import Frontier
 
 AHEAD = 16

@@ -9,19 +9,13 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
-from timespine.client.argument_types import Row
-from timespine.client.inner_handles import CollectionHandle
 from timespine.client.lazy_spark import load_spark_module
-from timespine.client.read.leases import LeasedState
 from timespine.client.read.to_dicts import to_dicts, to_pandas_frame
 from timespine.client.refuse_pickle import OneProcess
 from timespine.columnar.kernels.consolidate import RowOverflow, consolidate
 from timespine.columnar.parts.part_reader import MissingBlob
-from timespine.columnar.predicate.key_set import KeySet
-from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.scan.parallel_scan import scan_in_shares
 from timespine.columnar.scan.part_access import Parts, ScanStats
 from timespine.columnar.scan.row_count import count_rows
@@ -32,15 +26,22 @@ from timespine.columnar.scan.worker_slice import Slice, cut_slices
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.batch import Part, Run
 from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
-from timespine.core.state import State
 from timespine.errors import CorruptionError, HandleExpired, LeaseExpired, UsageError, short_repr
 from timespine.hints import Hint
-from timespine.model.frontier import Frontier
+from timespine.libraries import pl
 from timespine.model.time import INT64_MAX, Time
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
+
+    from timespine.client.argument_types import Row
+    from timespine.client.inner_handles import CollectionHandle
+    from timespine.client.read.leases import LeasedState
+    from timespine.columnar.predicate.key_set import KeySet
+    from timespine.columnar.predicate.predicate import Predicate
+    from timespine.core.state import State
+    from timespine.model.frontier import Frontier
 
 T = TypeVar("T")
 

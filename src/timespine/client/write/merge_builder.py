@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import polars as pl
 import pyarrow as pa
 
 from timespine.client.argument_types import RowsLike, SetLike
@@ -21,7 +20,7 @@ from timespine.client.refuse_pickle import OneProcess
 from timespine.client.row_args import restrict_columns
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
-from timespine.client.write.upsert_update_delete import POLARS_ERRORS, as_expression, repeat_present_rows
+from timespine.client.write.upsert_update_delete import as_expression, polars_errors, repeat_present_rows
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.key_set import KeySet
@@ -30,6 +29,7 @@ from timespine.columnar.predicate.where import Column, Where, as_predicate
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.schema.types import parse_type
 from timespine.errors import UsageError, short_repr
+from timespine.libraries import is_expression, pl
 
 R = TypeVar("R")
 
@@ -51,7 +51,7 @@ class Clause:
     @property
     def is_row_by_row(self) -> bool:
         """Whether the new values of a row do not depend on other rows. Conditions always concern one row."""
-        return all(is_row_by_row(each) for each in (self.values or {}).values() if isinstance(each, pl.Expr))
+        return all(is_row_by_row(each) for each in (self.values or {}).values() if is_expression(each))
 
 
 @dataclass(slots=True, repr=False)
@@ -213,7 +213,7 @@ def _take(rest: pl.DataFrame, clause: Clause, names: _Columns) -> tuple[pl.DataF
         try:
             kept = names.select(taken, columns, clause.kind).filter(condition)
             taken = taken.filter(pl.col(_ROW).is_in(kept[_ROW].implode()))
-        except POLARS_ERRORS as error:
+        except polars_errors() as error:
             raise UsageError(f"a condition of the merge cannot be evaluated: {type(error).__name__}") from error
     return rest.filter(~pl.col(_ROW).is_in(taken[_ROW].implode())), taken
 
@@ -228,12 +228,12 @@ def _new_rows(taken: pl.DataFrame, clause: Clause, names: _Columns) -> pa.Table:
     copied = schema.names if not given and clause.kind != "not matched by source" else schema.key_names * inserted
     values = [as_expression(name, value, schema).alias(name) for name, value in given.items()]
     read = [each.name for each in given.values() if isinstance(each, Column)]
-    read += [root for each in given.values() if isinstance(each, pl.Expr) for root in each.meta.root_names()]
+    read += [root for each in given.values() if is_expression(each) for root in each.meta.root_names()]
     columns_read = names.select(taken, read, clause.kind)
     try:
         # With and not select: values alone would make one row.
         valued = columns_read.with_columns(values)
-    except POLARS_ERRORS as error:
+    except polars_errors() as error:
         raise UsageError(f"a value of the merge cannot be computed: {type(error).__name__}") from error
     columns: dict[str, pl.Series] = {}
     for name in schema.names:

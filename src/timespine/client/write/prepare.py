@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from timespine.client.argument_types import RowsLike
@@ -22,6 +21,7 @@ from timespine.columnar.kernels.consolidate import check_weights, consolidate
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import InvalidRows, LateRows, UsageError
 from timespine.hints import Hint
+from timespine.libraries import is_frame
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX, Time
 
@@ -91,7 +91,7 @@ def materialize_once(rows: RowsLike) -> RowsLike:
 
 def _is_table(rows: object) -> bool:
     """Return whether rows are in memory as columns."""
-    return isinstance(rows, pa.Table | pl.DataFrame) or hasattr(rows, "iloc")
+    return isinstance(rows, pa.Table) or is_frame(rows) or hasattr(rows, "iloc")
 
 
 def fill_diffs(rows: object, schema: Schema) -> object:

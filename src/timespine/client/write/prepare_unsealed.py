@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.row_args import column_names_of
@@ -36,6 +35,7 @@ from timespine.columnar.schema.schema import TIME
 from timespine.core.transitions import Write
 from timespine.errors import LateRows, UsageError, short_repr
 from timespine.hints import Hint
+from timespine.libraries import pc
 from timespine.model.frontier import Frontier
 
 REFUSE: Final = "refuse"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.client.row_args import column_names_of
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.errors import UsageError, short_repr
 from timespine.hints import Hint
+from timespine.libraries import pc
 
 NO_TIMES = pa.chunked_array([], pa.int64())
 

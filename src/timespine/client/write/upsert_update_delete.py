@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.client.argument_types import SetLike
 from timespine.client.inner_handles import CollectionHandle
@@ -36,6 +34,7 @@ from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.errors import UsageError
 from timespine.hints import Hint
+from timespine.libraries import is_expression, pc, pl
 from timespine.model.time import INT64_MAX, INT64_MIN
 
 COPIES_MAX = 1 << 24
@@ -95,7 +94,7 @@ def update_delta(where: Where | None, set: SetLike) -> Compute:
     if not isinstance(set, Mapping):
         raise UsageError("say what to set by column: update(set={'total': 0})")
     values = dict(set)
-    by_row = all(is_row_by_row(value) for value in values.values() if isinstance(value, pl.Expr))
+    by_row = all(is_row_by_row(value) for value in values.values() if is_expression(value))
 
     def compute(schema: Schema) -> Look:
         if schema.key and any(name in schema.key_names for name in values):
@@ -140,18 +139,19 @@ def assign_values(table: pa.Table, set: SetLike, schema: Schema) -> pa.Table:
     values = [as_expression(name, value, schema).alias(name) for name, value in set.items()]
     try:
         changed = frame.with_columns(values)
-    except POLARS_ERRORS as error:
+    except polars_errors() as error:
         raise UsageError(f"a value of `set` cannot be computed from the rows: {type(error).__name__}") from error
     return conform_columns(to_arrow(changed), schema)
 
 
-POLARS_ERRORS = (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError)
-"""The errors of Polars for an expression that does not fit the rows."""
+def polars_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of Polars for an expression that does not fit the rows."""
+    return pl.exceptions.PolarsError, TypeError, ValueError, OverflowError
 
 
 def as_expression(name: str, value: object, schema: Schema) -> pl.Expr:
     """Convert a value of `set` to an expression: an expression as it is, a column, or a value of the column's type."""
-    if isinstance(value, pl.Expr):
+    if is_expression(value):
         return value
     if isinstance(value, Column):
         return column_expression(value.name)

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.columnar.schema.types import (
     holds_floats,
@@ -31,6 +30,7 @@ from timespine.columnar.schema.types import (
     type_name,
 )
 from timespine.errors import InvalidRows, short_repr
+from timespine.libraries import pc
 
 CHUNK_ROWS_MIN = 1024
 """The average rows of chunks below which they are joined first: each chunk costs as much as hundreds of rows."""

@@ -8,18 +8,18 @@ converts them to those of a schema.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from timespine.columnar.ingest.python_values import column_of, values_of
 from timespine.columnar.schema.schema import Schema, shown_names
 from timespine.errors import InvalidRows, short_repr, with_article
+from timespine.first_use import is_instance_of
+from timespine.libraries import is_frame, is_lazy_frame, is_series, pl
 
 _ROWS = "give an Arrow table, a Polars or pandas frame, a list of dicts or a dict of columns"
 
@@ -37,11 +37,11 @@ def to_arrow(rows: object, schema: Schema | None = None) -> pa.Table:
         return rows.read_all()
     if isinstance(rows, list | tuple):
         return _from_dicts(rows, schema)
-    if isinstance(rows, pl.LazyFrame):
+    if is_lazy_frame(rows):
         rows = rows.collect()
-    if isinstance(rows, pl.DataFrame):
+    if is_frame(rows):
         return _from_columns({name: rows.get_column(name) for name in rows.columns}, rows.height, schema)
-    if _is_pandas(rows, "DataFrame"):
+    if is_instance_of(rows, "pandas", "DataFrame"):
         return _from_pandas(rows, schema)
     if isinstance(rows, Mapping):
         return _from_columns(rows, None, schema)
@@ -120,10 +120,10 @@ def _column(name: str, values: object, schema: Schema | None) -> pa.ChunkedArray
         return values
     if isinstance(values, pa.Array):
         return pa.chunked_array([values])
-    if isinstance(values, pl.Series):
+    if is_series(values):
         return _from_polars(name, values, wanted)
     try:
-        if _is_pandas(values, "Series"):
+        if is_instance_of(values, "pandas", "Series"):
             return _from_series(name, values, wanted)
         if isinstance(values, np.ndarray):
             if values.dtype == object:
@@ -188,9 +188,3 @@ def _table(columns: dict[str, pa.ChunkedArray], rows: int) -> pa.Table:
 
 def _to_chunked(array: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-
-
-def _is_pandas(value: object, name: str) -> bool:
-    """Return whether it is a pandas object of that class. Without an import of pandas there is none."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, getattr(pandas, name, ()))

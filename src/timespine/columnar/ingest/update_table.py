@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import check_names, to_arrow
@@ -19,6 +18,7 @@ from timespine.columnar.schema.schema import DIFF, Field, Schema, shown_names
 from timespine.columnar.schema.types import can_widen
 from timespine.errors import InvalidRows, UsageError, short_repr
 from timespine.hints import Hint
+from timespine.libraries import pc
 from timespine.model.time import INT64_MAX, INT64_MIN, check_time
 
 DEFAULT_BLOCK_BYTES = 1 << 20

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -33,6 +32,7 @@ from timespine.columnar.kernels.key_encoding import NULL, encode_arrow_scalar, e
 from timespine.columnar.kernels.row_words import INTEGERS, fixed_view, float_digit, is_fixed, is_text
 from timespine.columnar.kernels.text_words import Text, Words, bits, shared_bytes
 from timespine.errors import UsageError
+from timespine.libraries import pl
 
 WORD_BYTES = 8
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from timespine.columnar.kernels.row_words import WORD_BITS, Index, Packed, Position, is_fixed, is_text, pack
 from timespine.columnar.kernels.text_words import Text, Words, block_rows
+from timespine.libraries import pl
 
 Flags = NDArray[np.bool_]
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from timespine.columnar.kernels.background_flag import is_background
+from timespine.libraries import pc
 
 Words = NDArray[np.uint64]
 

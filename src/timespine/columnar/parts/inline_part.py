@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.columnar.parts.inline_msgpack import decode_columns, encode_columns
 from timespine.columnar.parts.part_footer import hash_of
@@ -32,6 +31,7 @@ from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.errors import CorruptionError, UsageError
+from timespine.libraries import pc
 
 MESSAGE_BYTES_MAX = 1 << 20
 """The largest message that is compressed, and so the most that a few bytes can claim to expand to."""

@@ -14,13 +14,13 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta
 from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.batch import Count, Part
 from timespine.errors import CorruptionError, VersionError
+from timespine.libraries import pq
 
 FORMAT_VERSION = 1
 """What a part is written with. A reader refuses a higher one."""

@@ -19,7 +19,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow._parquet import ParquetReader  # what pq.ParquetFile reads with; only here a memory pool can be named
 
 from timespine.cached_property import cached_property
@@ -47,6 +46,7 @@ from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.errors import CorruptionError, UsageError
 from timespine.ids import parse_blob_key
+from timespine.libraries import pq
 
 __all__ = ["Fetch", "MissingBlob", "PartReader", "open_part"]
 

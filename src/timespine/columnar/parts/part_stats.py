@@ -19,9 +19,7 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from timespine.columnar.kernels import key_encoding
@@ -29,6 +27,7 @@ from timespine.columnar.schema.schema import COLUMNS_MAX, DIFF, FieldId, Schema
 from timespine.config import DEFAULT
 from timespine.core.batch import Count, Int64, wrap_int64
 from timespine.errors import CorruptionError
+from timespine.libraries import pc, pl
 from timespine.model.time import ARITY_MAX, INT64_MAX
 
 BOUND_BYTES_MAX = 4096

@@ -22,14 +22,12 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.parts.part_footer import (
@@ -58,6 +56,7 @@ from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.config import Config
 from timespine.errors import UsageError
+from timespine.libraries import pc, pq
 
 __all__ = ["EncodedPart", "MissingBlob", "encode_part"]
 
@@ -79,7 +78,11 @@ DICTIONARY_ROWS_MIN = 1024
 LEVEL = {"lz4": None, "zstd": 1}
 """Of zstd: higher ones take several times as long for a few percent. lz4 has none."""
 
-_BLOOMS_SUPPORTED = "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
+
+@cache
+def _are_blooms_supported() -> bool:
+    """Return whether this version of Arrow writes Bloom filters."""
+    return "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def encode_part(
     trimmed: list[int] = []
     ends = ends_of(table, schema) if is_sorted and groups else None
     meta = _describe(table, schema, name, config, trimmed, ends, is_sorted=is_sorted)
-    blooms = _BLOOMS_SUPPORTED and bool(_layout(schema).blooms) and table.num_rows >= BLOOM_ROWS_MIN
+    blooms = _are_blooms_supported() and bool(_layout(schema).blooms) and table.num_rows >= BLOOM_ROWS_MIN
     footer = Footer(
         version=FORMAT_VERSION,
         collection=collection,

@@ -6,11 +6,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from timespine.columnar.kernels.key_encoding import encode_scalar, truncate_lower, truncate_upper
 from timespine.columnar.parts.part_stats import Range
 from timespine.errors import UsageError
+from timespine.libraries import pq
 
 
 class KeyIndex:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from timespine.columnar.predicate.predicate import Predicate, Ranges, Types
 from timespine.columnar.schema.schema import Schema
+from timespine.libraries import pc
 
 Words = NDArray[np.uint64]
 

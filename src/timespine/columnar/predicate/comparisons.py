@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import polars as pl
-import polars.selectors as cs
 import pyarrow as pa
 
 from timespine.cached_property import cached_property
@@ -25,6 +23,7 @@ from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import Literal, literal_text, place_literal, polars_literal, polars_type
 from timespine.columnar.predicate.predicate import Point, Possible, Predicate, Ranges, Types, product_of, type_of
 from timespine.errors import UsageError, short_repr
+from timespine.libraries import cs, pl
 
 VALUES_MAX = 100_000
 """The most values in one list."""

@@ -11,12 +11,12 @@ from bisect import bisect_left
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from timespine.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.parts.part_stats import Range
+from timespine.libraries import pl
 
 FEW = 512
 """The most keys that are looked up one by one in the bounds of a row group."""
@@ -28,8 +28,6 @@ _DENSE = 8
 
 _SPARSE = 8
 """The least number of rows per key for which a search for each key is faster than a mask of all rows."""
-
-_TEXTS = (pl.String, pl.Binary)
 
 Integers = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -134,7 +132,9 @@ class KeySet:
     def _sort_keys(self) -> pl.DataFrame | None:
         """Sort the keys by their first column; None if it has a null, or no plain order."""
         first = self._frame[self.names[0]]
-        if first.null_count() or not (first.dtype.is_integer() or first.dtype.is_temporal() or first.dtype in _TEXTS):
+        if first.null_count() or not (
+            first.dtype.is_integer() or first.dtype.is_temporal() or first.dtype in (pl.String, pl.Binary)
+        ):
             return None
         return self._frame.sort(self.names[0])
 

@@ -20,10 +20,10 @@ import zoneinfo
 from typing import Any, NamedTuple
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from timespine.errors import UsageError, with_article
+from timespine.libraries import pl
 
 Literal = bool | int | float | decimal.Decimal | str | bytes | datetime.date | datetime.datetime
 """The types of constants. Null is none of them: `IS NULL` tests for it."""
@@ -185,24 +185,24 @@ def polars_type(type: pa.DataType) -> Any:
         return pl.Decimal(type.precision, type.scale)
     if pa.types.is_timestamp(type):
         return pl.Int64
-    return _POLARS[type]
+    return getattr(pl, _POLARS[type])
 
 
-_POLARS: dict[pa.DataType, Any] = {
-    pa.int8(): pl.Int8,
-    pa.int16(): pl.Int16,
-    pa.int32(): pl.Int32,
-    pa.int64(): pl.Int64,
-    pa.uint8(): pl.UInt8,
-    pa.uint16(): pl.UInt16,
-    pa.uint32(): pl.UInt32,
-    pa.uint64(): pl.UInt64,
-    pa.float32(): pl.Float32,
-    pa.float64(): pl.Float64,
-    pa.bool_(): pl.Boolean,
-    pa.string(): pl.String,
-    pa.binary(): pl.Binary,
-    pa.date32(): pl.Int32,
+_POLARS: dict[pa.DataType, str] = {
+    pa.int8(): "Int8",
+    pa.int16(): "Int16",
+    pa.int32(): "Int32",
+    pa.int64(): "Int64",
+    pa.uint8(): "UInt8",
+    pa.uint16(): "UInt16",
+    pa.uint32(): "UInt32",
+    pa.uint64(): "UInt64",
+    pa.float32(): "Float32",
+    pa.float64(): "Float64",
+    pa.bool_(): "Boolean",
+    pa.string(): "String",
+    pa.binary(): "Binary",
+    pa.date32(): "Int32",
 }
 
 

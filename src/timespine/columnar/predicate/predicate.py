@@ -20,12 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
 
 from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import literal_text
 from timespine.errors import UsageError, short_repr, with_article
+from timespine.libraries import is_expression, pl
 
 if TYPE_CHECKING:
     from timespine.columnar.schema.schema import Schema
@@ -292,7 +292,7 @@ def as_term(other: object) -> Predicate:
     """Convert an operand of `&` or `|` to a predicate; raise a UsageError if it is none."""
     if isinstance(other, Predicate):
         return other
-    if isinstance(other, pl.Expr):
+    if is_expression(other):
         return Native(other)
     raise UsageError(f"a predicate cannot be combined with {with_article(type(other).__name__)}")
 

@@ -11,14 +11,14 @@ skips parts and row groups whose statistics prove that no row matches.
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import polars as pl
+from typing import TypeAlias, Union
 
 from timespine.columnar.predicate.comparisons import Compare, In, IsNull, Like
 from timespine.columnar.predicate.literal import check_literal
 from timespine.columnar.predicate.parser import Name, parse_predicate, relate
 from timespine.columnar.predicate.predicate import Constant, Native, Predicate
 from timespine.errors import UsageError
+from timespine.libraries import is_expression, pl
 
 __all__ = ["Column", "Predicate", "Where", "as_predicate", "col"]
 
@@ -106,7 +106,7 @@ class Column:
         return relate(Name(self._name), comparison, right)
 
 
-Where = str | Predicate | pl.Expr
+Where: TypeAlias = Union[str, Predicate, "pl.Expr"]
 """The types of conditions of users."""
 
 
@@ -119,7 +119,7 @@ def as_predicate(where: Where) -> Predicate:
     """Convert a condition of a user to a predicate; raise a UsageError if it is none."""
     if isinstance(where, Predicate):
         return where
-    if isinstance(where, pl.Expr):
+    if is_expression(where):
         return Native(where)
     if isinstance(where, str):
         return parse_predicate(where)

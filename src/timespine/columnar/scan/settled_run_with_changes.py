@@ -17,9 +17,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import NamedTuple
 
-import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.consolidate_shared_keys import FEW, LARGE_ROWS
@@ -31,6 +29,7 @@ from timespine.columnar.scan.settled_run import decode_settled, settled_parts
 from timespine.columnar.schema.schema import DIFF
 from timespine.columnar.schema.types import is_nested
 from timespine.core.batch import Part, Run
+from timespine.libraries import pc, pl
 
 
 class ChangedRun(NamedTuple):

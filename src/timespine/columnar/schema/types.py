@@ -21,7 +21,6 @@ from __future__ import annotations
 import functools
 from typing import TypeAlias
 
-import polars as pl
 import pyarrow as pa
 
 from timespine.columnar.schema.type_parser import (
@@ -38,6 +37,7 @@ from timespine.columnar.schema.type_parser import (
     zone_of,
 )
 from timespine.errors import UsageError, short_repr
+from timespine.libraries import pl
 
 _PLAIN_NAMES = {given: name for name, given in PLAIN.items()}
 
@@ -205,6 +205,8 @@ def _check_zones(given: pa.DataType) -> None:
 @functools.lru_cache(maxsize=1024)
 def _is_known_zone(zone: str) -> bool:
     # Polars has its own table of zones, and sorts our rows: a zone that it does not know is useless.
+    if zone == "UTC":
+        return True
     try:
         pl.Series([], dtype=pl.Int64).cast(pl.Datetime("us", zone))
     except pl.exceptions.ComputeError:

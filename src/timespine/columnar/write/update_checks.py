@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import UsageError
+from timespine.libraries import pc, pl
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 

@@ -128,12 +128,12 @@ class LevelSlot(Generic[B]):
 
     def at(self, place: MergeStatus) -> tuple[B, ...]:
         """Return the batches of a place, the oldest first."""
-        return tuple(batch for batch, there in self.entries if there is place)
+        return tuple([batch for batch, there in self.entries if there is place]) if self.entries else ()
 
     @property
     def batches(self) -> tuple[B, ...]:
         """All batches, the oldest first."""
-        return tuple(batch for batch, _ in self.entries)
+        return tuple([batch for batch, _ in self.entries]) if self.entries else ()
 
     @property
     def loose(self) -> tuple[B, ...]:
@@ -197,7 +197,7 @@ class SpineLevels(Generic[B]):
     @property
     def batches(self) -> tuple[B, ...]:
         """All batches, wherever they are: what a reader reads."""
-        return tuple(batch for slot in self.slots for batch in slot.batches)
+        return tuple([batch for slot in self.slots for batch, _ in slot.entries])
 
     @property
     def is_merging(self) -> bool:

@@ -50,6 +50,9 @@ class EnvelopeKind(enum.IntEnum):
     """The manifest of a checkpoint of an arrangement."""
 
 
+KINDS = {kind.value: kind for kind in EnvelopeKind}
+"""The kinds by their byte."""
+
 BYTES_MAX = {kind: STATE_BYTES_MAX if kind is EnvelopeKind.STATE else ENTRY_BYTES_MAX for kind in EnvelopeKind}
 """The most bytes of an envelope, its header included."""
 
@@ -100,6 +103,6 @@ def decode_payload(decoder: msgspec.msgpack.Decoder[T], payload: memoryview) -> 
 def envelope_kind(data: bytes) -> EnvelopeKind:
     """Return the kind of an envelope, without decoding it."""
     try:
-        return EnvelopeKind(data[2])
-    except (ValueError, IndexError, TypeError):
+        return KINDS[data[2]]
+    except (KeyError, IndexError, TypeError):
         raise CorruptionError("a stored entry is neither a state nor a diff") from None

@@ -75,14 +75,17 @@ def concat(left: Rope, right: Rope) -> Fork:
 
 def leaves(rope: Rope) -> Iterator[Leaf]:
     """Yield all leaves, oldest first."""
-    stack = [rope]
+    return leaves_of([rope])
+
+
+def leaves_of(stack: list[Rope]) -> Iterator[Leaf]:
+    """Yield all leaves of ropes, of which the oldest is the last in the list; the list is empty after that."""
     while stack:
         node = stack.pop()
-        if isinstance(node, Fork):
-            stack.append(node.right)
-            stack.append(node.left)
-        else:
+        if isinstance(node, Leaf):
             yield node
+        else:
+            stack += (node.right, node.left)
 
 
 def balance(ropes: list[Rope]) -> Rope:

@@ -65,8 +65,7 @@ class Spine(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     def leaves(self) -> Iterator[Leaf]:
         """Yield the hollow batches with their ids, oldest first."""
-        for batch in self.batches():
-            yield from ropes.leaves(batch.rope)
+        return ropes.leaves_of([batch.rope for layer in self.layers for batch in reversed(layer.batches)])
 
     def hollow_batches(self) -> Iterator[HollowBatch]:
         """Yield the hollow batches, oldest first."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.client.api_for_engines import BATCH_ROWS, repeat_by_diff, with_images
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.worker_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import LeaseExpired, UsageError
+from timespine.libraries import pc
 from timespine.spark.blob_location import BlobLocation
 from timespine.spark.change_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
 from timespine.spark.hide_tracebacks import plain_errors

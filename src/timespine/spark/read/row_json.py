@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import polars as pl
 import pyarrow as pa
+
+from timespine.libraries import pl
 
 NONE = "null"
 

@@ -13,7 +13,6 @@ cannot pair. Two upserts with different rows are an error. (Changes of a change 
 
 from __future__ import annotations
 
-import polars as pl
 import pyarrow as pa
 
 from timespine.client.api_for_engines import CollectionHandle, Compute, Grain, Look, RowDelta
@@ -21,6 +20,7 @@ from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, short_repr
+from timespine.libraries import pl
 from timespine.spark.change_columns import (
     CHANGE_TYPE,
     COMMIT_VERSION,

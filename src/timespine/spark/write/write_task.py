@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from timespine.client.api_for_engines import (
     REFUSE,
@@ -33,6 +32,7 @@ from timespine.columnar.write.batch_builder import BatchBuilder
 from timespine.columnar.write.transmit_batch import encode_batch
 from timespine.core.batch import Order
 from timespine.errors import UsageError
+from timespine.libraries import pc
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.blob_location import BlobLocation

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
+import timespine
 import timespine.pool
 from timespine.errors import UsageError
 from timespine.testing.stores.thread_scheduler import ScheduledThread, Scheduler
@@ -406,6 +407,7 @@ def virtual_threads(scheduler: Scheduler) -> Iterator[None]:
     scheduler.
     """
     _refuse_open_stores()
+    _load_client()
     Virtual.scheduler = scheduler
     Thread.numbers, Thread.running = itertools.count(1), {}
     replaced: list[tuple[ModuleType, str, Any]] = []
@@ -415,20 +417,36 @@ def virtual_threads(scheduler: Scheduler) -> Iterator[None]:
         setattr(module, name, value)
 
     try:
-        for name, module in sorted(sys.modules.items()):
-            if name.startswith(PACKAGES):
-                for attribute, real, ours in REPLACED:
-                    if getattr(module, attribute, None) is real:
-                        put(module, attribute, ours)
+        for module, attribute, ours in _named_primitives():
+            put(module, attribute, ours)
         put(timespine.pool, "queue", SimpleNamespace(SimpleQueue=SimpleQueue, Empty=queue.Empty))
         put(concurrent.futures.thread, "threading", THREADING)
         put(concurrent.futures.thread, "queue", SimpleNamespace(SimpleQueue=SimpleQueue, Empty=queue.Empty))
         put(concurrent.futures._base, "threading", THREADING)
         yield
+        late = [module.__name__ for module, _, _ in _named_primitives()]
+        assert not late, f"a history imported {', '.join(late)}, whose locks and clock are real: load it before"
     finally:
         for module, name, value in replaced:
             setattr(module, name, value)
         scheduler.current = None
+
+
+def _load_client() -> None:
+    """Import all that programs can name of the client: what a thread imported later would wait on real locks."""
+    for name in timespine.__all__:
+        getattr(timespine, name)
+
+
+def _named_primitives() -> list[tuple[ModuleType, str, object]]:
+    """Find where modules of the packages name real threads or clocks: the module, the name, and what stands for it."""
+    return [
+        (module, attribute, ours)
+        for name, module in sorted(sys.modules.items())
+        if name.startswith(PACKAGES)
+        for attribute, real, ours in REPLACED
+        if getattr(module, attribute, None) is real
+    ]
 
 
 def _refuse_open_stores() -> None:
