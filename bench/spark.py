@@ -105,7 +105,7 @@ class Bench:
 
     def files(self, collection: Any) -> Any:
         """The parts of a collection as Spark reads them: every update, with its time and diff."""
-        parts = [part for run in collection.snapshot().plan.runs for part in run.parts]
+        parts = [part for run in collection.snapshot()._plan.runs for part in run.parts]
         leaves = collection._handle.parts(collection._handle.state()).leaves(parts)
         return self.spark.read.parquet(*(f"{self.folder}/store/blobs/{part.key}" for part in leaves))
 

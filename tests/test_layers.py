@@ -258,9 +258,11 @@ def test_every_module_can_be_imported_and_says_what_it_is_for():
 
 EXPORTED = {
     "timespine": [
+        "AddResult",
         "Amplification",
         "AppendResult",
         "ArrangementHold",
+        "ArrangementReads",
         "BatchAlreadyCommitted",
         "BatchBuilder",
         "BatchInfo",
@@ -292,6 +294,7 @@ EXPORTED = {
         "Fenced",
         "Field",
         "Finding",
+        "FindingKind",
         "Frontier",
         "FrontierLike",
         "HandleExpired",
@@ -319,7 +322,9 @@ EXPORTED = {
         "NoSpace",
         "NotSealed",
         "OpenArrangement",
+        "Order",
         "OwnedCollection",
+        "Part",
         "PartInfo",
         "Predicate",
         "ReadOnlyStore",
@@ -330,6 +335,7 @@ EXPORTED = {
         "Row",
         "Rows",
         "RowsLike",
+        "Run",
         "Schema",
         "SchemaChanged",
         "SchemaConflict",

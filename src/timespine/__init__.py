@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         ViewPolicy,
         ViewTimes,
     )
-    from timespine.client.arrangement_protocols import ArrangementHold, OpenArrangement
+    from timespine.client.arrangement_protocols import ArrangementHold, ArrangementReads, OpenArrangement
     from timespine.client.backup.copy_store import CopyResult, copy, promote
     from timespine.client.backup.fence_store import fence
     from timespine.client.backup.restore_to_commit import RestorePoint, RestoreResult
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from timespine.client.catalog.retention import Retention, RetentionLike
     from timespine.client.collection import Collection
     from timespine.client.diagnostics.amplification import Amplification
-    from timespine.client.diagnostics.doctor import Finding, HealthReport, examine
+    from timespine.client.diagnostics.doctor import Finding, FindingKind, HealthReport, examine
     from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
     from timespine.client.maintenance.maintenance_report import MaintenanceReport
     from timespine.client.maintenance.vacuum import VacuumResult
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from timespine.columnar.predicate.where import Column, Where, col
     from timespine.columnar.schema.schema import Field, Schema
     from timespine.columnar.schema.types import TypeLike
-    from timespine.columnar.write.batch_builder import BatchBuilder
+    from timespine.columnar.write.batch_builder import AddResult, BatchBuilder
     from timespine.config import Config
-    from timespine.core.batch import HollowBatch
+    from timespine.core.batch import HollowBatch, Order, Part, Run
     from timespine.core.state import HistoryEntry
     from timespine.core.transitions import AppendResult, ExpireResult
     from timespine.errors import (
@@ -108,9 +108,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AddResult",
     "Amplification",
     "AppendResult",
     "ArrangementHold",
+    "ArrangementReads",
     "BatchAlreadyCommitted",
     "BatchBuilder",
     "BatchInfo",
@@ -142,6 +144,7 @@ __all__ = [
     "Fenced",
     "Field",
     "Finding",
+    "FindingKind",
     "Frontier",
     "FrontierLike",
     "HandleExpired",
@@ -169,7 +172,9 @@ __all__ = [
     "NoSpace",
     "NotSealed",
     "OpenArrangement",
+    "Order",
     "OwnedCollection",
+    "Part",
     "PartInfo",
     "Predicate",
     "ReadOnlyStore",
@@ -180,6 +185,7 @@ __all__ = [
     "Row",
     "Rows",
     "RowsLike",
+    "Run",
     "Schema",
     "SchemaChanged",
     "SchemaConflict",
@@ -227,8 +233,10 @@ _FROM = {
     "AppendResult": "core.transitions",
     "arrangement": "",
     "ArrangementHold": "client.arrangement_protocols",
+    "ArrangementReads": "client.arrangement_protocols",
     "BatchAlreadyCommitted": "errors",
     "BatchBuilder": "columnar.write.batch_builder",
+    "AddResult": "columnar.write.batch_builder",
     "BatchInfo": "client.diagnostics.inspect",
     "ChangeFeed": "client.read.change_feed",
     "Changes": "client.read.change_set",
@@ -267,6 +275,7 @@ _FROM = {
     "Fenced": "errors",
     "Field": "columnar.schema.schema",
     "Finding": "client.diagnostics.doctor",
+    "FindingKind": "client.diagnostics.doctor",
     "Frontier": "model.frontier",
     "FrontierLike": "client.time_args",
     "HandleExpired": "errors",
@@ -276,6 +285,9 @@ _FROM = {
     "HistoryEntry": "core.state",
     "Hold": "client.read.user_holds",
     "HollowBatch": "core.batch",
+    "Run": "core.batch",
+    "Part": "core.batch",
+    "Order": "core.batch",
     "IfBehind": "client.argument_types",
     "IfExists": "client.argument_types",
     "IncompleteCopy": "errors",

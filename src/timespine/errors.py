@@ -156,6 +156,9 @@ class LateRows(UsageError):
 class DiffOverflow(UsageError):
     """The diffs of one row add up to more than 64 bits can count. Nothing was written."""
 
+    key_range: tuple[dict[str, object], dict[str, object]] | None = None
+    """The least and the greatest key of such rows where the read met them; None if they are not known."""
+
 
 class SchemaChanged(UsageError):
     """New rows were made under a schema that is not the newest one, and would lose values. Nothing was written."""

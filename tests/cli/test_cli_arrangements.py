@@ -80,7 +80,7 @@ def test_rows_that_count_other_than_once(tmp_path):
 
 def test_mistakes_say_what_to_do(folder, tmp_path):
     assert "save a checkpoint there first" in failure("arrangement", "show", tmp_path / "none", code=2)
-    assert "is an empty text" in failure("arrangement", "show", "", code=2)
+    assert "is empty: give a path" in failure("arrangement", "show", "", code=2)
     assert "name the rows" in failure("arrangement", "get", folder, code=2)
     assert "from the first on: customer, id" in failure("arrangement", "get", folder, "id=3", code=2)
     assert "there is no column 'nope'" in failure("arrangement", "scan", folder, "--columns", "nope", code=2)

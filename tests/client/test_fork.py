@@ -165,12 +165,16 @@ def test_a_handle_that_is_pickled_says_what_to_do_instead(tmp_path):
         handles = [
             *(store, numbers, numbers.snapshot(), numbers.updates(), numbers.subscribe(), numbers.listen()),
             *(numbers.writer(), numbers.hold(), numbers.critical_hold("c"), store.transaction()),
-            store.snapshot(["numbers"]),
+            *(store.snapshot(["numbers"]), numbers.merge([{"n": 1}]), numbers.arrange()),
         ]
         for handle in handles:
             for pickled in (pickle.dumps, copy.copy):
                 with pytest.raises(WrongProcess, match=r"open the store in the other process.*to_spark.*transmit"):
                     pickled(handle)
+        with numbers.writer().builder(lower=1) as builder:
+            for pickled in (pickle.dumps, copy.copy):
+                with pytest.raises(WrongProcess, match=r"finish its batch.*transmit"):
+                    pickled(builder)
 
 
 def test_a_fork_waits_for_the_first_use_of_a_library_in_another_thread(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 import timespine
+from timespine.location.memory import MemoryBlob, MemoryConsensus
 
 CLASSES = [name for name in timespine.__all__ if inspect.isclass(getattr(timespine, name))]
 
@@ -52,6 +53,50 @@ def test_no_hint_of_a_public_method_is_any(name):
 @pytest.mark.parametrize("name", INSIDES)
 def test_stores_and_rows_show_no_insides(name):
     assert not INSIDES[name] & set(dir(getattr(timespine, name)))
+
+
+SHOWN = {"as_of", "has_images", "id", "location", "multiplicity", "name", "refreshes", "replies", "since", "token"}
+"""Public attributes of handles that are not methods or properties."""
+
+
+def test_handles_show_no_insides():
+    with timespine.Store(MemoryBlob(), MemoryConsensus(), maintenance=False) as store:
+        orders = store.create("orders", key={"id": "int64"}, timeline="counter")
+        orders.append([{"id": 1}])
+        handles = [
+            *(store, orders, orders.snapshot(), orders.changes(), orders.updates(), orders.unsealed()),
+            *(orders.subscribe(), orders.listen(), orders.hold(), orders.critical_hold("kept"), orders.writer()),
+            *(orders.merge([{"id": 1}]), store.transaction(), store.snapshot(["orders"])),
+        ]
+        for handle in handles:
+            named = {*getattr(handle, "__dict__", ()), *getattr(type(handle), "__slots__", ())}
+            assert {each for each in named if not each.startswith("_")} <= SHOWN, type(handle).__name__
+
+
+FRONTIERS = {"upper", "since", "asked"}
+TIMES = {"time", "as_of", "through", "first", "last", "until", "after", "at"}
+
+
+def test_what_is_called_upper_or_since_is_a_frontier_and_other_moments_are_times():
+    kinds = {}
+    for name in CLASSES:
+        for owner in getattr(timespine, name).__mro__:
+            if owner.__module__.startswith("timespine."):
+                fields = vars(owner).get("__annotations__", {})
+                given = {
+                    key: value.fget.__annotations__["return"] for key, value in vars(owner).items() if is_ours(value)
+                }
+                kinds |= {(name, key): str(hint) for key, hint in {**fields, **given}.items()}
+    frontiers = {each: hint for each, hint in kinds.items() if each[1] in FRONTIERS}
+    times = {each: hint for each, hint in kinds.items() if each[1] in TIMES}
+    assert len(frontiers) > 15
+    assert len(times) > 5
+    assert {each for each, hint in frontiers.items() if "Frontier" not in hint} == set()
+    assert {each for each, hint in times.items() if "Frontier" in hint} == set()
+
+
+def is_ours(value):
+    return isinstance(value, property) and value.fget is not None
 
 
 def test_the_options_of_a_transaction_that_creates_are_those_of_the_store():

@@ -5,6 +5,7 @@ import functools
 import inspect
 import itertools
 import re
+import sys
 from pathlib import Path
 
 import timespine
@@ -20,16 +21,18 @@ writes this page.
 """
 
 GROUPS = {
-    "Stores and collections": "open Store Collection Config Transaction Merge Writer BatchBuilder HollowBatch",
+    "Stores and collections": "open Store Collection Config Transaction Merge Writer",
+    "Batches built by hand": "BatchBuilder AddResult HollowBatch Run Part Order",
     "Reading": "Rows Snapshot Changes Updates Contents MultiSnapshot Hold CriticalHold",
-    "Following": "ChangeFeed FeedEvent CommitStream CommitEvent ArrangementHold OpenArrangement",
+    "Following": "ChangeFeed FeedEvent CommitStream CommitEvent OpenArrangement ArrangementReads ArrangementHold",
     "Conditions and shapes": "col Column Predicate Schema Field Frontier Description",
     "Arguments": "Value Row RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike "
     "DurationLike RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity "
     "ViewPolicy ViewTimes ViewEngine",
     "Operating": "copy CopyResult promote restore RestorePoint RestoreResult fence",
     "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult AppendResult MaintenanceReport Retention",
-    "Looking inside": "Inspection BatchInfo PartInfo HistoryEntry Amplification examine HealthReport Finding",
+    "Looking inside": "Inspection BatchInfo PartInfo HistoryEntry Amplification",
+    "Checking": "examine HealthReport Finding FindingKind",
 }
 
 
@@ -97,40 +100,39 @@ def test_the_page_is_written_from_the_docstrings():
     assert PAGE.read_text() == page(), "run: python tests/docs/test_reference.py"
 
 
-HANDLES = (
-    "Store",
-    "Collection",
-    "Transaction",
-    "Snapshot",
-    "Changes",
-    "Updates",
-    "MultiSnapshot",
-    "Contents",
-    "Hold",
-    "Writer",
-)
-
-INSIDE = {"Part", "Parts", "Slice"}
-"""What only Spark asks rows for."""
-
-
-def types_in(function):
-    """Give the classes of ours that the annotation of a result names."""
-    for name in re.findall(r"\w+", str(function.__annotations__.get("return"))):
-        found = function.__globals__.get(name)
+def types_in(annotation, names):
+    """Give the classes of ours that an annotation names."""
+    for name in re.findall(r"\w+", str(annotation)):
+        found = names.get(name)
         if inspect.isclass(found) and found.__module__.startswith("timespine."):
             yield found
 
 
-def test_every_type_that_a_public_method_gives_is_exported():
-    exported = {id(getattr(timespine, name)) for name in timespine.__all__}
-    for name in HANDLES:
-        for method, value in inspect.getmembers(getattr(timespine, name)):
-            function = value.fget if isinstance(value, property) else value
-            if method.startswith("_") or not inspect.isfunction(function):
+def given_types():
+    """Give each type that a user gets from an exported function, method, property or field, with where that is."""
+    for name in timespine.__all__:
+        each = getattr(timespine, name)
+        if inspect.isfunction(each):
+            yield from ((name, found) for found in types_in(each.__annotations__.get("return"), each.__globals__))
+        for owner in each.__mro__ if inspect.isclass(each) else ():
+            if not owner.__module__.startswith("timespine."):
                 continue
-            for found in types_in(function):
-                assert found.__name__ in INSIDE or id(found) in exported, f"{name}.{method} gives {found.__name__}"
+            for field, annotation in vars(owner).get("__annotations__", {}).items():
+                names = vars(sys.modules[owner.__module__])
+                yield from ((f"{name}.{field}", found) for found in types_in(annotation, names))
+            for method, value in vars(owner).items():
+                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                if inspect.isfunction(function):
+                    types = types_in(function.__annotations__.get("return"), function.__globals__)
+                    yield from ((f"{name}.{method}", found) for found in types)
+
+
+def test_every_type_that_users_get_is_exported_with_a_docstring():
+    exported = {id(getattr(timespine, name)) for name in timespine.__all__}
+    given = [(where, found) for where, found in given_types() if not where.partition(".")[2].startswith("_")]
+    assert len({where for where, _ in given}) > 150
+    assert [where for where, found in given if id(found) not in exported] == []
+    assert [where for where, found in given if not inspect.getdoc(found)] == []
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def a_restart_skips_what_was_committed_meanwhile() -> Iterator[None]:
 
     def from_checkpoint(self, schema_id, named, layout, folder, upper):
         begun = real(self, schema_id, named, layout, folder, upper)
-        now = begun.feed.handle.known().upper
+        now = begun.feed._handle.known().upper
         if not now.is_closed:
             begun.feed._through = begun.feed._taken = now.time - 1
             begun.spine._driver.levels = replace(begun.spine._driver.levels, upper=now)

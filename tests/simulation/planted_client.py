@@ -389,7 +389,7 @@ def a_feed_gives_its_lease_back_when_it_begins() -> Iterator[None]:
 
     def begin(self, state, as_of):
         leased = real(self, state, as_of)
-        self.handle.committer.commit((self.handle.id, ExpireReader(leased.lease.reader)))
+        self._handle.committer.commit((self._handle.id, ExpireReader(leased.lease.reader)))
         return leased
 
     with patched(ChangeFeed, "_begin", begin):

@@ -153,7 +153,7 @@ def on_a_cluster():
         merge_job.over_ranges = dies_before_it_answers(merge_job.over_ranges, os.path.abspath("compact"))
         with merge_job.merging_on(store, spark, least_rows=1):
             items.compact(wait=True)
-        look("compact", items.snapshot().to_pylist(), len(items.snapshot().plan.runs))
+        look("compact", items.snapshot().to_pylist(), len(items.snapshot()._plan.runs))
     spark.stop()
     print(json.dumps(told))
 

@@ -230,7 +230,7 @@ def test_a_session_that_is_forgotten_gives_back_what_its_frames_held(items):
 
     session = Session()
     with items.snapshot() as rows:
-        lease = rows.leased.lease
+        lease = rows._leased.lease
         before = len(lease.users)
         for _ in range(3):
             to_spark._keep(rows, session)

@@ -30,9 +30,11 @@ from timespine.client.api_for_engines import TimeLike, handle_of
 from timespine.client.arrangement_protocols import ArrangementHold
 from timespine.client.collection import Collection
 from timespine.client.read.change_feed import FeedEvent
+from timespine.client.refuse_pickle import OneProcess
 from timespine.columnar.predicate.where import Where
 from timespine.errors import (
     CorruptionError,
+    DiffOverflow,
     HandleExpired,
     LeaseExpired,
     NotSealed,
@@ -55,7 +57,7 @@ WAIT_S = 30.0
 """How long `wait` waits, unless told otherwise."""
 
 
-class Arrangement(ArrangedReads):
+class Arrangement(OneProcess, ArrangedReads):
     """The rows of a collection, arranged by some columns. Many threads may use one; close it when all are done."""
 
     def __init__(self, collection: Collection, question: Question) -> None:
@@ -176,8 +178,8 @@ class Arrangement(ArrangedReads):
             followed = self._current
             view = followed.spine.newest_view()
             return view.lookup(key) if followed.schema_id == schema_id else None
-        except StoreClosed:
-            return None  # another thread closed it just now
+        except (StoreClosed, DiffOverflow):
+            return None  # another thread closed it just now; or a row counts too much, and a read says which one
         except CorruptionError as error:
             self._distrust(error)
             return None
@@ -197,8 +199,8 @@ class Arrangement(ArrangedReads):
             if followed.schema_id != schema_id or upper is None or upper.less_equal((time,)):
                 return None
             return followed.spine.view((time,)).fetch(keys)
-        except (SinceError, StoreClosed):
-            return None  # it has only later times, or another thread closed it just now
+        except (SinceError, StoreClosed, DiffOverflow):
+            return None  # as above, or it has only later times
         except CorruptionError as error:
             self._distrust(error)
             return None

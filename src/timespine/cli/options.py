@@ -158,7 +158,7 @@ def open_store_at(
 def check_path(given: str, what: str) -> None:
     """Refuse an empty path, for example from an unset variable: it would mean the current folder."""
     if not given:
-        raise UsageError(f"{what} is an empty text: give its path")
+        raise UsageError(f"{what} is empty: give a path")
 
 
 _INTEGER = re.compile(r"[+-]?\d{1,30}")

@@ -9,9 +9,10 @@ else of the client.
     times        TimeLike, FrontierLike, parse_duration_ms, unwrap_time: as callers give them;
                  milliseconds, with_times: in a column
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
-                 LeasedState; Hold says how it is leased; CriticalHold, take_critical keep history for a stream;
-                 repeat_by_diff, with_images, BATCH_ROWS and the kinds of changes shape what workers read;
-                 arranged_rows gives the rows of keys from an open arrangement
+                 LeasedState; read_handle_of, scan_plan_of, scan_request_of and read_lease_of look inside of them;
+                 Hold says how a read is leased; CriticalHold, take_critical keep history for a stream; repeat_by_diff,
+                 with_images, BATCH_ROWS, REPEATED_MAX and the kinds of changes shape what workers read; arranged_rows
+                 gives the rows of keys from an open arrangement
     preparing    PreparedRows; upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
     deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
@@ -48,10 +49,11 @@ if TYPE_CHECKING:
     from timespine.client.lazy_spark import is_spark_frame
     from timespine.client.read.acquire import Hold
     from timespine.client.read.arranged_rows import arranged_rows
+    from timespine.client.read.change_feed import ChangeFeed
     from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
     from timespine.client.read.leases import LeasedState
     from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
-    from timespine.client.read.rows import BATCH_ROWS, Rows, Snapshot, Updates, repeat_by_diff
+    from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows, Snapshot, Updates, repeat_by_diff
     from timespine.client.read.user_holds import CriticalHold, take_critical
     from timespine.client.row_args import parse_keys, restrict_columns
     from timespine.client.store import Store
@@ -90,9 +92,11 @@ if TYPE_CHECKING:
     from timespine.client.write_results import NOTHING, CommitResult, WriteResult
     from timespine.columnar.merge.merge_engine import Engine
     from timespine.columnar.scan.part_access import Parts
+    from timespine.columnar.scan.scan_request import ScanRequest
     from timespine.columnar.scan.worker_slice import Slice
     from timespine.columnar.schema.schema import Schema
     from timespine.core.batch import Part
+    from timespine.core.read_plan import Plan
 
 
 def slices_of(rows: Rows, n: int) -> list[Slice]:
@@ -140,6 +144,26 @@ def restrict_to_keys(rows: Rows, keys: pa.Table) -> None:
     from timespine.columnar.predicate.key_set import KeySet
 
     rows._only(KeySet(keys))
+
+
+def read_handle_of(rows: Rows) -> CollectionHandle:
+    """Return the collection that a read is of."""
+    return rows._handle
+
+
+def scan_plan_of(rows: Rows) -> Plan | None:
+    """Return the plan of a read; None if no time of its collection is complete."""
+    return rows._plan
+
+
+def scan_request_of(read: Rows | ChangeFeed) -> ScanRequest:
+    """Return the rows and columns that a read, or a feed, asks for."""
+    return read._request
+
+
+def read_lease_of(rows: Rows) -> LeasedState:
+    """Return the lease that keeps the blobs of a read."""
+    return rows._leased
 
 
 def begin_refresh(store: Store) -> Transaction:
@@ -211,6 +235,7 @@ __all__ = [
     "POSTIMAGE",
     "PREIMAGE",
     "REFUSE",
+    "REPEATED_MAX",
     "AppendStep",
     "AppendTime",
     "CatalogEntry",
@@ -283,11 +308,15 @@ __all__ = [
     "parse_keys",
     "part_access_of",
     "read_current",
+    "read_handle_of",
+    "read_lease_of",
     "read_schema_of",
     "repeat_by_diff",
     "replace_delta",
     "restrict_columns",
     "restrict_to_keys",
+    "scan_plan_of",
+    "scan_request_of",
     "slices_of",
     "take_critical",
     "take_over_name",
@@ -313,6 +342,7 @@ _FROM = {
     "arranged_rows": "client.read.arranged_rows",
     "at_time": "client.write.read_current",
     "BATCH_ROWS": "client.read.rows",
+    "REPEATED_MAX": "client.read.rows",
     "CATALOG_KEY": "client.catalog.catalog_log:LOG",
     "CatalogEntry": "client.catalog.catalog",
     "CHANGE_TYPE": "client.read.change_set",

@@ -88,7 +88,7 @@ def the_frontier_is_one_too_high():
 
     def from_checkpoint(self, schema_id, named, layout, folder, upper):
         begun = real(self, schema_id, named, layout, folder, upper)
-        state = begun.feed.handle.state()
+        state = begun.feed._handle.state()
         if upper.time < state.upper.time:
             begun.feed._through = begun.feed._taken = upper.time
             begun.spine._driver.levels = replace(begun.spine._driver.levels, upper=Frontier.at(upper.time + 1))

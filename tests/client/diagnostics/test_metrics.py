@@ -96,9 +96,9 @@ def test_runs_are_what_a_snapshot_has_to_merge(place):
     orders = create(store)
     for n in range(10):
         orders.append([{"k": n, "v": "x"}])
-        assert figures(orders)["runs"] == len(orders.snapshot().plan.runs)
+        assert figures(orders)["runs"] == len(orders.snapshot()._plan.runs)
     store.maintain()
-    assert figures(orders)["runs"] == len(orders.snapshot().plan.runs) == 1
+    assert figures(orders)["runs"] == len(orders.snapshot()._plan.runs) == 1
 
 
 def test_inline_rows_holds_and_rollups_are_counted(place):

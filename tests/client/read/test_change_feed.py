@@ -245,7 +245,7 @@ def test_what_was_told_but_not_taken_is_not_let_go_of(place, orders):
     for id in range(5):
         orders.append(rows(id))
     assert next(feed).kind == "changes"
-    held = feed.leased.lease.since.elements[0][0]
+    held = feed._leased.lease.since.elements[0][0]
     place.clock.advance(10 * RELEASE_S)
     orders.expire(before=4)
     assert since(place) == held

@@ -207,12 +207,12 @@ def test_a_lease_that_others_expired_is_found_to_be_lost(place):
         other["orders"].expire(before=4)
     assert readers(place) == {}
     with pytest.raises(LeaseExpired, match="read again"):
-        snapshot.leased.check()
+        snapshot._leased.check()
     assert orders.id not in store._leases._leases, "it is not looked after any more"
     assert store._leases.heartbeat() == 0
     fresh = orders.snapshot(as_of=4)
     assert fresh.count() == 5
-    fresh.leased.check()
+    fresh._leased.check()
 
 
 def test_a_heartbeat_drops_what_is_lost_and_keeps_the_rest(place):
@@ -226,7 +226,7 @@ def test_a_heartbeat_drops_what_is_lost_and_keeps_the_rest(place):
         other.maintain()
     assert store._leases.heartbeat() in (0, 1)
     assert [lease.since.elements for lease in store._leases._leases[orders.id]] == [((2,),)]
-    assert lost.leased.lease.lost
+    assert lost._leased.lease.lost
     assert list(readers(place)) == [kept._leased.lease.reader]
 
 
@@ -295,7 +295,7 @@ def test_an_own_lease_moves_with_its_owner_and_never_back(place):
     assert held.lease.since == Frontier.at(3)
     leases.advance(held.lease, (2,))
     assert held.lease.since == Frontier.at(3), "what was let go of is gone"
-    assert orders.snapshot(as_of=4).leased.lease is not held.lease, "nobody else counts on it"
+    assert orders.snapshot(as_of=4)._leased.lease is not held.lease, "nobody else counts on it"
     held.close()
     assert held.lease.reader not in readers(place), "and it is given back at once"
     with pytest.raises(LeaseExpired):
@@ -387,15 +387,15 @@ def test_a_store_that_is_open_for_reading_takes_no_lease(place):
     orders_of(place.open())
     other = place.open(read_only=True)
     snapshot = other["orders"].snapshot()
-    assert not snapshot.leased.is_leased
+    assert not snapshot._leased.is_leased
     assert readers(place) == {}
     assert other._leases.heartbeat() == 0
     for take in (other["orders"].hold, other["orders"].subscribe):
         with pytest.raises(UsageError, match="reading only"):
             take()
     with pytest.raises(LeaseExpired, match="takes no lease"):
-        snapshot.leased.check()
-    snapshot.leased.share().close()
+        snapshot._leased.check()
+    snapshot._leased.share().close()
 
 
 def test_threads_share_leases_and_count_themselves_out(place):

@@ -144,8 +144,8 @@ def test_a_lease_whose_reply_was_lost_is_registered_once(filled, fault):
     snapshot = store["orders"].snapshot()
     assert script.is_done
     store.ghosts()
-    assert snapshot.leased.is_leased
-    assert list(state_of(filled).readers) == [snapshot.leased.lease.reader]
+    assert snapshot._leased.is_leased
+    assert list(state_of(filled).readers) == [snapshot._leased.lease.reader]
     assert snapshot.count() == 3
 
 
@@ -156,7 +156,7 @@ def test_a_lease_whose_grant_was_never_learned_expires(filled):
     script.add("compare_and_set", Fault.INDETERMINATE_DONE)
     script.add("compare_and_set", Fault.DETERMINATE, times=100)
     snapshot = store["orders"].snapshot()
-    assert not snapshot.leased.is_leased, "it is read without one"
+    assert not snapshot._leased.is_leased, "it is read without one"
     assert snapshot.count() == 3
     script.rules.clear()
     assert len(state_of(filled).readers) == 1
@@ -167,7 +167,7 @@ def test_a_lease_whose_grant_was_never_learned_expires(filled):
         store._leases.heartbeat()
     with filled.open() as other:
         other.maintain()
-    assert list(state_of(filled).readers) == [again.leased.lease.reader]
+    assert list(state_of(filled).readers) == [again._leased.lease.reader]
 
 
 def test_a_lease_that_expired_before_it_was_judged_again_is_registered_once_more(filled):
@@ -184,7 +184,7 @@ def test_a_lease_that_expired_before_it_was_judged_again_is_registered_once_more
     script.add("scan", Fault.NONE, key=store["orders"].id, hook=expire, skip=1)
     snapshot = store["orders"].snapshot()
     assert script.is_done
-    assert list(state_of(filled).readers) == [snapshot.leased.lease.reader]
+    assert list(state_of(filled).readers) == [snapshot._leased.lease.reader]
 
 
 INTERRUPTED = {

@@ -29,3 +29,11 @@ def test_dates_that_python_has_are_given(place):
     held = [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]
     days.append([{"at": each} for each in held])
     assert [row["at"] for row in days.snapshot().to_pylist()] == held
+
+
+def test_dates_that_a_frame_of_pandas_cannot_hold_are_a_typed_error_too(place):
+    days = place.open().create("days", key={"k": "int64"}, value={"at": "date"}, timeline="counter")
+    days.append(pa.table({"k": [1, 2], "at": EXTREMES["date"]}))
+    with pytest.raises(UsageError, match=r"column at .*to_arrow"):
+        days.snapshot().to_pandas()
+    assert days.snapshot(columns=["k"]).to_pandas()["k"].tolist() == [1, 2]

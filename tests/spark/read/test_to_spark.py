@@ -60,7 +60,7 @@ def test_one_consolidated_run_is_read_by_spark_itself_and_gives_the_same_rows(st
 def test_a_damaged_file_is_an_error_or_the_same_rows_and_never_others(store, spark, tmp_path):
     items = store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
     items.append(pa.table({"id": range(3000), "name": [f"name {id}" for id in range(3000)]}))
-    (part,) = [part for run in items.snapshot().plan.runs for part in run.parts]
+    (part,) = [part for run in items.snapshot()._plan.runs for part in run.parts]
     path = tmp_path / "store" / "blobs" / part.key
     whole, damaged = path.read_bytes(), set()
     for place in (100, len(whole) // 2, len(whole) - 200, len(whole) - 5):

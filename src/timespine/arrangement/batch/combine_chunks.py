@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from timespine.arrangement.batch.chunk import CHUNK_ROWS, Chunk, Coordinates
 from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.kernels.comparable_words import absolute_words
-from timespine.columnar.kernels.consolidate import consolidate_words
+from timespine.columnar.kernels.consolidate import RowOverflow, consolidate_words
 from timespine.columnar.kernels.row_words import Index
 from timespine.columnar.kernels.text_words import Words, shared_bytes
 from timespine.columnar.scan.visibility import advance_times
@@ -168,7 +168,11 @@ def _consolidated(
     order = [columns[name] for name in layout.order]
     order += [pa.array(each) for each in times]
     diffs = [_ones(piece.rows) if piece.diffs is None else piece.diffs for piece in pieces]
-    index, sums = consolidate_words(words, is_exact, order, np.concatenate(diffs).astype(np.int64, copy=False))
+    try:
+        index, sums = consolidate_words(words, is_exact, order, np.concatenate(diffs).astype(np.int64, copy=False))
+    except RowOverflow as error:
+        error.rows = pa.table({name: columns[name] for name in layout.by}).take(error.places)
+        raise error.explain("an arrangement", layout.by) from error
     return index, sums, columns
 
 

@@ -17,7 +17,7 @@ from timespine.arrangement.follow.checkpoint_origin import misfit, origin_of
 from timespine.arrangement.follow.followed_rows import NamedColumns, Question
 from timespine.arrangement.manifest import read_manifest
 from timespine.arrangement.spine.spine import Spine
-from timespine.client.api_for_engines import handle_of, restrict_columns
+from timespine.client.api_for_engines import handle_of, restrict_columns, scan_request_of
 from timespine.client.collection import Collection
 from timespine.client.read.change_feed import ChangeFeed, FeedEvent
 from timespine.columnar.ingest.update_table import update_table
@@ -100,7 +100,7 @@ class Beginning:
                 continue  # a column was renamed or dropped just now
             # SUBTLE: the feed may have the columns of a newer schema
             # (test_a_schema_that_changes_while_an_arrangement_begins_is_seen).
-            if begun.feed.request.schema == whole:
+            if scan_request_of(begun.feed).schema == whole:
                 return begun
             begun.close()
         raise Determinate(

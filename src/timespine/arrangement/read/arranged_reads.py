@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.arrangement.read.view_as_of import ArrangementView, repeated
+from timespine.client.api_for_engines import REPEATED_MAX
 from timespine.columnar.schema.schema import shown_names
 from timespine.errors import UsageError
 
@@ -34,12 +35,12 @@ class ArrangedReads:
         """
 
         def read(view: ArrangementView) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
-            for row, count in view.get(key_of(key, view.layout.by)):
-                if count < 0:
-                    raise UsageError("a row of this key has a negative count: use `fetch` with counts")
-                found.extend(dict(row) for _ in range(count))
-            return found
+            counted = view.get(key_of(key, view.layout.by))
+            if any(count < 0 for _, count in counted):
+                raise UsageError("a row of this key has a negative count: use `fetch` with counts")
+            if sum(count for _, count in counted) > REPEATED_MAX:
+                raise UsageError("rows of this key count too often to be given one by one: use `fetch` with counts")
+            return [dict(row) for row, count in counted for _ in range(count)]
 
         return self._read(read)
 

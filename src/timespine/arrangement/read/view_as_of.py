@@ -29,7 +29,7 @@ from timespine.arrangement.read.find_key import (
     summed_rows,
 )
 from timespine.arrangement.read.key_window import WindowSource
-from timespine.client.api_for_engines import repeat_by_diff
+from timespine.client.api_for_engines import REPEATED_MAX, repeat_by_diff
 from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.kernels.comparable_words import Key, Probes
@@ -84,6 +84,8 @@ class ArrangementView:
             return []
         try:
             return self._rows_of(hits)
+        except UsageError:
+            raise  # a ValueError too: a row counts too much
         except (OverflowError, ValueError) as error:
             # Python has no year 10000.
             raise UsageError("a row of this key has a value that Python cannot hold: use `fetch`") from error
@@ -303,8 +305,8 @@ class ArrangementView:
 
 
 def repeated(table: pa.Table) -> pa.Table:
-    """Return rows as often as they count, without the counts."""
-    return pa.concat_tables(list(repeat_by_diff(table, DIFF))).drop_columns([DIFF])
+    """Return rows as often as they count, without the counts. Raise a UsageError if that is more than memory holds."""
+    return pa.concat_tables(list(repeat_by_diff(table, DIFF, REPEATED_MAX))).drop_columns([DIFF])
 
 
 def _key_table(columns: Sequence[pa.Array], rows: Index, layout: Layout) -> pa.Table:

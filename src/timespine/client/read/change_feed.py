@@ -57,7 +57,7 @@ class ChangeFeed(Follower[FeedEvent]):
         self._is_due = False
         """Whether the feed has yet to begin: a caller expired times ahead that are not complete."""
         self._snapshot = snapshot
-        self.leased = self._begin(state, as_of)
+        self._leased = self._begin(state, as_of)
 
     def __next__(self) -> FeedEvent:
         """Give the next event. Ends when the collection is closed, or when no event came for the timeout.
@@ -69,7 +69,7 @@ class ChangeFeed(Follower[FeedEvent]):
             event = super().__next__()
         except StopIteration:
             if self._is_due and was_open:
-                raise NotSealed(self._through + 1, self.handle.known().upper, expired=True) from None
+                raise NotSealed(self._through + 1, self._handle.known().upper, expired=True) from None
             raise
         if event.kind != "snapshot":
             self._taken = event.through
@@ -80,7 +80,7 @@ class ChangeFeed(Follower[FeedEvent]):
         if self._closed:
             return []
         self._release()
-        self._look(self.handle.state())
+        self._look(self._handle.state())
         events = list(self._pending)
         self._pending.clear()
         if events:
@@ -94,7 +94,7 @@ class ChangeFeed(Follower[FeedEvent]):
 
     def _begin(self, state: State, as_of: Time | None) -> LeasedState:
         """Take the lease, then plan: the lease keeps the blobs of the plan."""
-        leases = self.handle.context.leases
+        leases = self._handle.context.leases
         start = as_of if as_of is not None else (_last_complete(state),)
         wanted = Frontier((start,)) if start[0] > NOTHING else state.since
         with close_on_error(leases.take(state.collection, wanted, own=True)) as leased:
@@ -109,7 +109,7 @@ class ChangeFeed(Follower[FeedEvent]):
                 with leases.pinned(leased.lease, leased.state) as pinned:
                     self._start(leased, pinned, start)
             elif self._snapshot:
-                rows = Rows(self.handle, leased, None, self.request, "column").to_arrow()
+                rows = Rows(self._handle, leased, None, self._request, "column").to_arrow()
                 self._pending.append(FeedEvent("snapshot", rows, NOTHING))
             return leased
 
@@ -117,8 +117,8 @@ class ChangeFeed(Follower[FeedEvent]):
         """Queue the rows as of a time, if the caller wants them; the feed goes on from there."""
         plan = read_plan(state, start)
         if self._snapshot:
-            request = replace(self.request, window=Window(until=start))
-            rows = Rows(self.handle, leased, plan, request, "column", state=state).to_arrow()
+            request = replace(self._request, window=Window(until=start))
+            rows = Rows(self._handle, leased, plan, request, "column", state=state).to_arrow()
             self._pending.append(FeedEvent("snapshot", rows, start[0]))
         self._through = self._taken = start[0]
 
@@ -138,14 +138,14 @@ class ChangeFeed(Follower[FeedEvent]):
             return
         # SUBTLE: the heartbeat may have released the state just before it is pinned. Its blobs may be deleted, so a
         # newer state is read (test_change_feed.py).
-        with self.handle.context.leases.pinned(self.leased.lease, state) as pinned:
+        with self._handle.context.leases.pinned(self._leased.lease, state) as pinned:
             if self._closed:
                 return
             self._check_lease(pinned)
-            check_columns_unchanged(self.request, self.handle.schema(pinned)[1], f"a feed of {self.handle.name}")
+            check_columns_unchanged(self._request, self._handle.schema(pinned)[1], f"a feed of {self._handle.name}")
             until = _last_complete(pinned)
             if self._is_due:
-                self._start(self.leased, pinned, (until,))
+                self._start(self._leased, pinned, (until,))
                 self._is_due = False
                 return
             rows = self._read(pinned, until)
@@ -157,19 +157,21 @@ class ChangeFeed(Follower[FeedEvent]):
     def _read(self, state: State, until: int) -> pa.Table:
         """Read the updates after the last event, up to a time."""
         plan = read_plan(state, (until,), (self._through,) if self._through > NOTHING else None)
-        request = replace(self.request, window=Window(after=plan.after, until=plan.until), keep_times=True)
-        return Updates(self.handle, self.leased, plan, request, "column", state=state).to_arrow()
+        request = replace(self._request, window=Window(after=plan.after, until=plan.until), keep_times=True)
+        return Updates(self._handle, self._leased, plan, request, "column", state=state).to_arrow()
 
     @property
     def _is_behind(self) -> bool:
-        since = self.leased.lease.since
+        since = self._leased.lease.since
         return self._taken > NOTHING and not since.is_closed and since.time < self._taken
 
     def _move_lease(self) -> None:
-        self.handle.context.leases.advance(self.leased.lease, (self._taken,))
+        self._handle.context.leases.advance(self._leased.lease, (self._taken,))
 
     def _lease_expired_error(self) -> LeaseExpired:
-        return LeaseExpired(f"the lease of a feed of {self.handle.name} expired after {self._through}: subscribe again")
+        return LeaseExpired(
+            f"the lease of a feed of {self._handle.name} expired after {self._through}: subscribe again"
+        )
 
 
 def _last_complete(state: State) -> int:

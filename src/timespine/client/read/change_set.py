@@ -41,19 +41,19 @@ class Changes(Rows):
         super().__init__(handle, leased, plan, request, multiplicity)
         self.has_images = images
         """Whether changes are images, paired by key."""
-        if images and not self.request.schema.key:
+        if images and not self._request.schema.key:
             raise UsageError("images pair rows by key: this collection has no key columns")
 
     def to_arrow(self) -> pa.Table:
         """Read all changes: rows with `_diff`; with images, rows with `_change_type`."""
         table = super().to_arrow()
-        return with_images(table, list(self.request.schema.key_names)) if self.has_images else table
+        return with_images(table, list(self._request.schema.key_names)) if self.has_images else table
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the result."""
         empty = self._empty()
-        return with_images(empty, list(self.request.schema.key_names)).schema if self.has_images else empty.schema
+        return with_images(empty, list(self._request.schema.key_names)).schema if self.has_images else empty.schema
 
     def batches(self, memory_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read the changes piece by piece. Images are paired by key over all changes, so those are read whole first."""
@@ -61,7 +61,7 @@ class Changes(Rows):
 
     def _check_pieces(self) -> None:
         super()._check_pieces()
-        if self.has_images and self.request.schema.cluster_names:
+        if self.has_images and self._request.schema.cluster_names:
             raise UsageError(
                 "the images of a row may lie far apart in a clustered collection: read them whole, or without images"
             )
@@ -70,16 +70,16 @@ class Changes(Rows):
     def names(self) -> tuple[str, ...]:
         """The columns of the result, without `_diff`."""
         if not self.has_images:
-            return self.request.columns
-        keys = tuple(name for name in self.request.schema.key_names if name not in self.request.columns)
-        return (*keys, *self.request.columns)
+            return self._request.columns
+        keys = tuple(name for name in self._request.schema.key_names if name not in self._request.columns)
+        return (*keys, *self._request.columns)
 
     def count(self) -> int:
         """Count the changed rows: each distinct row that was added or removed."""
         return int(self.to_arrow().num_rows)
 
     def __repr__(self) -> str:
-        return f"<changes of {self.handle.name}, state {self.seqno}>"
+        return f"<changes of {self._handle.name}, state {self.seqno}>"
 
 
 def with_images(table: pa.Table, keys: list[str]) -> pa.Table:

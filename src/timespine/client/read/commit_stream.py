@@ -84,7 +84,7 @@ class CommitStream(Follower[CommitEvent]):
         super().__init__(handle, request, timeout_s)
         self._coming: deque[StateDiff] = deque()
         self._has_told = False
-        with close_on_error(handle.context.leases.listen(state)) as self.leased:
+        with close_on_error(handle.context.leases.listen(state)) as self._leased:
             self._cursor = self._begin(snapshot)
         self._thread: threading.Thread | None = None
         with handle.context.listening:
@@ -118,8 +118,8 @@ class CommitStream(Follower[CommitEvent]):
 
     def close(self) -> None:
         """Stop listening. Wakes a thread that waits for the next event; does not wait for a running callback."""
-        with self.handle.context.listening:
-            self.handle.context.listeners.pop(self, None)
+        with self._handle.context.listening:
+            self._handle.context.listeners.pop(self, None)
         super().close()
 
     def _check_thread(self) -> None:
@@ -137,21 +137,21 @@ class CommitStream(Follower[CommitEvent]):
     def _begin(self, snapshot: bool) -> State:
         """Return the state to listen from. Queue all updates in it, if the caller wants them."""
         for _ in range(REPLANS):
-            state = self.leased.state
+            state = self._leased.state
             if state.since.is_closed:
-                raise self.handle.closed()
+                raise self._handle.closed()
             try:
                 if snapshot:
                     window = Window(since=state.since)
                     rows = self._table(state, plan_all(state).runs, window)
                     self._pending.append(CommitEvent("snapshot", rows, state.upper, state.seqno))
             except LeaseExpired:
-                if self.leased.is_leased:
+                if self._leased.is_leased:
                     raise
                 # Without a lease, maintenance may delete the blobs of a state while it is read: then read a newer one.
-                self.leased.state = self.handle.state()
-                if self.leased.state.seqno == state.seqno:
-                    raise CorruptionError(f"a blob of {self.handle.name} is missing") from None
+                self._leased.state = self._handle.state()
+                if self._leased.state.seqno == state.seqno:
+                    raise CorruptionError(f"a blob of {self._handle.name} is missing") from None
                 continue
             self._follow(state)
             return state
@@ -170,9 +170,9 @@ class CommitStream(Follower[CommitEvent]):
         if self._is_over:
             return False
         if not self._coming:
-            committer = self.handle.committer
+            committer = self._handle.committer
             diffs = committer.look(
-                lambda session: apply_newer_diffs(session, self.handle.id, self._cursor.seqno, AHEAD)
+                lambda session: apply_newer_diffs(session, self._handle.id, self._cursor.seqno, AHEAD)
             )
             if diffs is None:
                 raise self._lease_expired_error()
@@ -188,7 +188,7 @@ class CommitStream(Follower[CommitEvent]):
         """Read one commit and queue its events."""
         old = self._cursor
         # Share the state with the session, if it has the same one.
-        known = self.handle.committer.session.states.get(self.handle.id)
+        known = self._handle.committer.session.states.get(self._handle.id)
         new = known if known is not None and known.seqno == change.n else apply_diff(old, change)
         self._check_lease(new)
         found = delta_of_commit(old, change, new)
@@ -219,18 +219,18 @@ class CommitStream(Follower[CommitEvent]):
 
     def _table(self, state: State, runs: tuple[Run, ...], window: Window) -> pa.Table:
         """Read the updates of some runs."""
-        handle = self.handle
-        check_columns_unchanged(self.request, handle.schema(state)[1], f"listening to {handle.name}")
-        request = replace(self.request, window=window)
+        handle = self._handle
+        check_columns_unchanged(self._request, handle.schema(state)[1], f"listening to {handle.name}")
+        request = replace(self._request, window=window)
         plan = plan_runs(state, runs)
-        return Updates(handle, self.leased, plan, request, "column", state=state, one_state=True).to_arrow()
+        return Updates(handle, self._leased, plan, request, "column", state=state, one_state=True).to_arrow()
 
     # Moving the lease.
 
     def _follow(self, state: State) -> None:
         """Move the cursor of the lease: maintenance may delete what older states need."""
-        if self.leased.is_leased:
-            self.handle.context.leases.advance_cursor(self.leased.lease, state.seqno)
+        if self._leased.is_leased:
+            self._handle.context.leases.advance_cursor(self._leased.lease, state.seqno)
 
     @property
     def _is_behind(self) -> bool:
@@ -240,11 +240,11 @@ class CommitStream(Follower[CommitEvent]):
 
     def _move_lease(self) -> None:
         self._has_told = False
-        self.handle.context.leases.release_states(self.leased.lease)
+        self._handle.context.leases.release_states(self._leased.lease)
 
     def _lease_expired_error(self) -> LeaseExpired:
-        name, seqno = self.handle.name, self._cursor.seqno
-        if not self.leased.is_leased:
+        name, seqno = self._handle.name, self._cursor.seqno
+        if not self._leased.is_leased:
             return LeaseExpired(
                 f"a listener of {name} fell behind: commits after state {seqno} cannot be read, since a store that "
                 "is open for reading only takes no lease; listen again"
@@ -260,20 +260,20 @@ class CommitStream(Follower[CommitEvent]):
                 callback(event)
         except BaseException as error:
             self.error = error
-            add_to_counter(self.handle.context.counters, "listeners failed")
-            LOG.error("a listener of %s ended: %s", self.handle.name, type(error).__name__, exc_info=error)
+            add_to_counter(self._handle.context.counters, "listeners failed")
+            LOG.error("a listener of %s ended: %s", self._handle.name, type(error).__name__, exc_info=error)
             with contextlib.suppress(TimespineError):
                 self.close()
 
     def _patiently(self) -> CommitEvent | None:
         """Return the next event, and wait while storage is unavailable; None if there are no more."""
-        context = self.handle.context
+        context = self._handle.context
         while True:
             try:
                 return next(self, None)
             except Unavailable:
                 # No event was given, and the next try begins where this one did.
-                LOG.warning("a listener of %s waits: storage is unavailable", self.handle.name)
+                LOG.warning("a listener of %s waits: storage is unavailable", self._handle.name)
                 context.committed.wait(context.committed.count, context.look_s)
 
 

@@ -30,13 +30,13 @@ RELEASE_S = 1.0
 class Follower(OneProcess, Iterator[E]):
     """An iterator of events that waits for the next one. Close it, or leave its `with`, to release its lease."""
 
-    leased: LeasedState
+    _leased: LeasedState
     """The lease that keeps the blobs of coming events."""
 
     def __init__(self, handle: CollectionHandle, request: ScanRequest, timeout_s: float | None) -> None:
-        self.handle = handle
+        self._handle = handle
         """The collection that it follows."""
-        self.request = request
+        self._request = request
         """The rows and columns to read."""
         self._timeout_s = timeout_s if timeout_s is not None else float("inf")
         self._pending: deque[E] = deque()
@@ -62,8 +62,8 @@ class Follower(OneProcess, Iterator[E]):
         """Stop following and release the lease. Wakes a thread that waits for the next event."""
         if not self._closed:
             self._closed = True
-            self.handle.context.committed.ring()
-            self.leased.close()
+            self._handle.context.committed.ring()
+            self._leased.close()
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class Follower(OneProcess, Iterator[E]):
 
     def _wait_for_event(self) -> bool:
         """Wait until an event is pending; return False if none comes in time, or ever."""
-        monotonic = self.handle.context.monotonic
+        monotonic = self._handle.context.monotonic
         deadline = monotonic() + self._timeout_s
         try:
             while not self._pending:
@@ -114,13 +114,13 @@ class Follower(OneProcess, Iterator[E]):
     def _wait_for_state(self, is_new: Callable[[State], bool], left_s: float) -> State | None:
         """Wait for a state that is new; return None if none comes in time, or if the follower was closed."""
         self._release()
-        found = self.handle.wait(lambda state: self._closed or is_new(state), left_s)
+        found = self._handle.wait(lambda state: self._closed or is_new(state), left_s)
         return None if self._closed else found
 
     def _release(self) -> None:
         """Release past events, at most every RELEASE_S."""
-        now = self.handle.context.monotonic()
-        if not self.leased.is_leased or now - self._released < RELEASE_S or not self._is_behind:
+        now = self._handle.context.monotonic()
+        if not self._leased.is_leased or now - self._released < RELEASE_S or not self._is_behind:
             return
         self._released = now
         try:
@@ -131,5 +131,5 @@ class Follower(OneProcess, Iterator[E]):
 
     def _check_lease(self, state: State) -> None:
         """Raise LeaseExpired if a state lacks the lease."""
-        if self.leased.is_leased and self.leased.lease.reader not in state.readers:
+        if self._leased.is_leased and self._leased.lease.reader not in state.readers:
             raise self._lease_expired_error()

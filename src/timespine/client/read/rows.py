@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.client.lazy_spark import load_spark_module
-from timespine.client.read.to_dicts import to_dicts
+from timespine.client.read.to_dicts import to_dicts, to_pandas_frame
 from timespine.client.refuse_pickle import OneProcess
-from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.kernels.consolidate import RowOverflow, consolidate
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.parallel_scan import scan_in_shares
 from timespine.columnar.scan.part_access import Parts, ScanStats
@@ -26,7 +26,7 @@ from timespine.columnar.scan.worker_slice import Slice, cut_slices
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.batch import Part, Run
 from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
-from timespine.errors import CorruptionError, DiffOverflow, HandleExpired, LeaseExpired, UsageError, short_repr
+from timespine.errors import CorruptionError, HandleExpired, LeaseExpired, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.libraries import pl
 from timespine.model.time import INT64_MAX, Time
@@ -76,13 +76,13 @@ class Rows(OneProcess):
         state: State | None = None,
         one_state: bool = False,
     ) -> None:
-        self.handle = handle
+        self._handle = handle
         """The collection of the read."""
-        self.leased = leased
+        self._leased = leased
         """The lease that keeps the blobs of the read; none, in a store that may not write."""
-        self.plan = plan
+        self._plan = plan
         """The plan of the read; None if no time is complete."""
-        self.request = request
+        self._request = request
         """The rows and columns to read."""
         self.multiplicity = multiplicity
         """How rows occur: each as often as it counts ("rows"), or once with its count in `_diff` ("column")."""
@@ -95,17 +95,17 @@ class Rows(OneProcess):
     @property
     def seqno(self) -> int | None:
         """The sequence number of the state of the plan."""
-        return self.plan.seqno if self.plan is not None else None
+        return self._plan.seqno if self._plan is not None else None
 
     @property
     def since(self) -> Frontier | None:
         """The since of the collection at the time of planning."""
-        return self.plan.since if self.plan is not None else None
+        return self._plan.since if self._plan is not None else None
 
     @property
     def upper(self) -> Frontier | None:
         """The upper of the collection at the time of planning."""
-        return self.plan.upper if self.plan is not None else None
+        return self._plan.upper if self._plan is not None else None
 
     @property
     def schema(self) -> pa.Schema:
@@ -115,7 +115,7 @@ class Rows(OneProcess):
     @property
     def _collection_schema(self) -> Schema:
         """The schema of the collection under which the rows are read."""
-        return self.request.schema
+        return self._request.schema
 
     def to_arrow(self) -> pa.Table:
         """Read all rows as an Arrow table. Large results come in any order; `batches` keeps the order of rows."""
@@ -137,35 +137,32 @@ class Rows(OneProcess):
         """Turn a missing blob into LeaseExpired, or into CorruptionError if the lease is still held."""
         try:
             yield
-        except DiffOverflow as error:
-            raise DiffOverflow(
-                f"a row of {self.handle.name} counts more than 64 bits can as of this time: look for it with "
-                "updates(), which gives every diff by itself, and append the opposite of some of them; other keys can "
-                "be read with `where`"
-            ) from error
+        except RowOverflow as error:
+            schema = self._collection_schema
+            raise error.explain(self._handle.name, schema.key_names or schema.names) from error
         except MissingBlob as error:
-            self.leased.check()
+            self._leased.check()
             raise CorruptionError(f"blob {error.key} is missing though a live lease holds it") from error
 
     def _plan_again(self) -> bool:
         """Plan on a newer state; return False if a lease keeps the old one, or only that one has these rows."""
-        if self._one_state or self.leased.is_leased or self.plan is None:
+        if self._one_state or self._leased.is_leased or self._plan is None:
             return False
-        after, until = self.plan.after, self.plan.until
-        newest = self.handle.state()
-        if newest.seqno == self.plan.seqno:
-            raise CorruptionError(f"a blob of {self.handle.name} is missing though its newest state refers to it")
+        after, until = self._plan.after, self._plan.until
+        newest = self._handle.state()
+        if newest.seqno == self._plan.seqno:
+            raise CorruptionError(f"a blob of {self._handle.name} is missing though its newest state refers to it")
         plan = plan_snapshot(newest, until) if after is None else plan_changes(newest, after, until)
         if not isinstance(plan, Plan):
             raise plan
-        check_columns_unchanged(self.request, self.handle.schema(newest)[1], f"a read of {self.handle.name}")
-        if self.request.window.since is not None:
-            self.request = replace(self.request, window=replace(self.request.window, since=plan.since))
-        self.plan, self._state = plan, newest
+        check_columns_unchanged(self._request, self._handle.schema(newest)[1], f"a read of {self._handle.name}")
+        if self._request.window.since is not None:
+            self._request = replace(self._request, window=replace(self._request.window, since=plan.since))
+        self._plan, self._state = plan, newest
         return True
 
     def _whole_table(self) -> pa.Table:
-        tables = list(self._tables(self.handle.config.merge_bytes, scan_in_shares))
+        tables = list(self._tables(self._handle.config.merge_bytes, scan_in_shares))
         if not tables:
             return self._empty()
         table = pa.concat_tables(tables)
@@ -181,19 +178,21 @@ class Rows(OneProcess):
 
     def _whole_frame(self) -> pl.DataFrame:
         """Read all rows, each as often as it counts, table by table as frames."""
-        request, self.request = self.request, replace(self.request, views=True)
+        request, self._request = self._request, replace(self._request, views=True)
         try:
-            tables = list(self._tables(self.handle.config.merge_bytes, scan_in_shares)) or [self._empty()]
+            tables = list(self._tables(self._handle.config.merge_bytes, scan_in_shares)) or [self._empty()]
         finally:
-            self.request = request
+            self._request = request
         # Some have views of text, others text.
         alike = [pa.concat_tables(group) for _, group in groupby(tables, key=lambda table: table.schema.types)]
         return pl.concat([pl.DataFrame(pl.from_arrow(table, rechunk=False)) for table in alike], rechunk=False)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Read all rows as a pandas frame; pandas must be installed."""
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
+        """Read all rows as a pandas frame; pandas must be installed.
+
+        Raise a UsageError if Python has no value for a date.
+        """
+        return to_pandas_frame(self.to_arrow())
 
     def to_pylist(self) -> list[Row]:
         """Read all rows as dictionaries. Raise a UsageError if Python has no value for a date or timestamp."""
@@ -209,7 +208,7 @@ class Rows(OneProcess):
         if memory_bytes is not None and (type(memory_bytes) is not int or memory_bytes < 1):
             raise UsageError(f"memory_bytes is a number of bytes, not {short_repr(memory_bytes)}")
         with self._explain_failures():
-            for table in self._tables(memory_bytes or self.handle.config.merge_bytes // 4, scan, limit=None):
+            for table in self._tables(memory_bytes or self._handle.config.merge_bytes // 4, scan, limit=None):
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
     def to_reader(self, memory_bytes: int | None = None) -> pa.RecordBatchReader:
@@ -224,19 +223,19 @@ class Rows(OneProcess):
 
         The result is the sum of all counts, negative ones included.
         """
-        if self.plan is None:
+        if self._plan is None:
             return 0
-        return self._read(lambda: count_rows(self._parts(), self._runs(), self.request))
+        return self._read(lambda: count_rows(self._parts(), self._runs(), self._request))
 
     def split(self, n: int) -> list[Rows]:
         """Split the read into n disjoint pieces of about equal size, one for each thread."""
         if type(n) is not int or n < 1:
             raise UsageError(f"rows are split into 1 or more pieces, not {n!r:.40}")
         self._check_pieces()
-        if self.plan is None or n == 1:
+        if self._plan is None or n == 1:
             return [self]
-        cuts = self._read(lambda: split_keys(self._parts(), self._runs(), self.request, n))
-        return [self._piece(*ends) for ends in pairwise([self.request.lower, *cuts, self.request.upper])]
+        cuts = self._read(lambda: split_keys(self._parts(), self._runs(), self._request, n))
+        return [self._piece(*ends) for ends in pairwise([self._request.lower, *cuts, self._request.upper])]
 
     def _slices(self, n: int) -> list[Slice]:
         """Split the read into at most n pieces for other processes, which need only the blobs.
@@ -244,19 +243,19 @@ class Rows(OneProcess):
         The pieces can be read while this read is open.
         """
         self._check_pieces()
-        if self.plan is None:
+        if self._plan is None:
             return []
-        return self._read(lambda: cut_slices(self._parts(), self._state.schemas, self._runs(), self.request, n))
+        return self._read(lambda: cut_slices(self._parts(), self._state.schemas, self._runs(), self._request, n))
 
     def _untouched(self) -> list[Part] | None:
         """Return the parts whose files hold exactly these rows; None if there are no such parts."""
-        if self.plan is None or self.multiplicity != "rows":
+        if self._plan is None or self.multiplicity != "rows":
             return None
-        return self._read(lambda: parts_readable_as_is(self._parts(), self._runs(), self.request))
+        return self._read(lambda: parts_readable_as_is(self._parts(), self._runs(), self._request))
 
     def _extent(self) -> tuple[int, int]:
         """Return upper bounds for the updates and bytes to read."""
-        if self.plan is None:
+        if self._plan is None:
             return 0, 0
         found = [part for run in self._runs() for part in run.parts]
         return sum(part.rows for part in found), sum(part.total_bytes for part in found)
@@ -283,22 +282,22 @@ class Rows(OneProcess):
         """Return a read of a range of the rows. It holds history until it is closed or garbage collected."""
         piece = type(self).__new__(type(self))
         piece.__dict__.update(self.__dict__)
-        piece.request = replace(self.request, lower=lower, upper=upper)
-        piece.leased = self.leased.share()
+        piece._request = replace(self._request, lower=lower, upper=upper)
+        piece._leased = self._leased.share()
         return piece
 
     def _only(self, keys: KeySet) -> None:
         """Restrict the read to some keys."""
-        self.request = replace(self.request, keys=keys)
+        self._request = replace(self._request, keys=keys)
 
     def _restrict_to(self, condition: Predicate) -> None:
         """Restrict the read to rows that satisfy a condition."""
-        known = self.request.where
-        self.request = replace(self.request, where=condition if known is None else known & condition)
+        known = self._request.where
+        self._request = replace(self._request, where=condition if known is None else known & condition)
 
     def close(self) -> None:
         """Release history. Reads may fail afterwards."""
-        self.leased.close()
+        self._leased.close()
 
     def __enter__(self) -> Rows:
         return self
@@ -308,23 +307,22 @@ class Rows(OneProcess):
 
     def _parts(self) -> Parts:
         """Return the parts of the state of the plan."""
-        parts = self.handle.parts(self._state)
+        parts = self._handle.parts(self._state)
         self._tally = parts.scan_stats
         return parts
 
     def _runs(self) -> tuple[Run, ...]:
         """Return the runs to read. A reader that sums over times needs no run that adds nothing."""
-        if self.plan is None:
+        if self._plan is None:
             return ()
-        return (self.plan if self.request.keep_times else self.plan.summed()).runs
+        return (self._plan if self._request.keep_times else self._plan.summed()).runs
 
     def _tables(self, memory_bytes: int, scan: Scan, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
         """Read, merge, and shape. Raise a UsageError if rows repeated by their counts exceed the limit."""
-        if self.plan is None:
+        if self._plan is None:
             return
         names = list(self.names)
-        runs = self._runs()
-        for table in scan(self._parts(), runs, self.request, memory_bytes):
+        for table in scan(self._parts(), self._runs(), self._request, memory_bytes):
             if table.num_rows == 0:
                 continue
             if self.multiplicity == "column":
@@ -336,15 +334,15 @@ class Rows(OneProcess):
     @property
     def names(self) -> tuple[str, ...]:
         """The columns of the result, without `_diff`."""
-        return self.request.columns
+        return self._request.columns
 
     def _is_narrow(self) -> bool:
         """Return whether the result has fewer columns than the read needs to consolidate rows."""
-        return set(self.request.read) != set(self.request.columns)
+        return set(self._request.read) != set(self._request.columns)
 
     def _empty(self) -> pa.Table:
         names = [*self.names, DIFF] if self.multiplicity == "column" else list(self.names)
-        return empty_table(replace(self.request, columns=self.request.schema.names)).select(names)
+        return empty_table(replace(self._request, columns=self._request.schema.names)).select(names)
 
 
 class Snapshot(Rows):
@@ -354,7 +352,7 @@ class Snapshot(Rows):
     """The time; None if no time of the collection is complete yet."""
 
     def __repr__(self) -> str:
-        return f"<snapshot of {self.handle.name} as of {self.as_of}, state {self.seqno}>"
+        return f"<snapshot of {self._handle.name} as of {self.as_of}, state {self.seqno}>"
 
 
 class Updates(Rows):
@@ -363,14 +361,14 @@ class Updates(Rows):
     @property
     def names(self) -> tuple[str, ...]:
         """The columns of the result, without `_diff`."""
-        return (*self.request.columns, *self.request.schema.time_names)
+        return (*self._request.columns, *self._request.schema.time_names)
 
     def count(self) -> int:
         """Count the updates."""
         return int(self.to_arrow().num_rows)
 
     def __repr__(self) -> str:
-        return f"<updates of {self.handle.name}, state {self.seqno}>"
+        return f"<updates of {self._handle.name}, state {self.seqno}>"
 
 
 def repeat_by_diff(table: pa.Table, diff: str, limit: int | None = None) -> Iterator[pa.Table]:

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import pyarrow as pa
 
 from timespine.client.argument_types import RowsLike, SetLike
+from timespine.client.refuse_pickle import OneProcess
 from timespine.client.row_args import restrict_columns
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
@@ -53,14 +54,14 @@ class Clause:
         return all(is_row_by_row(each) for each in (self.values or {}).values() if is_expression(each))
 
 
-@dataclass(slots=True)
-class Merge(Generic[R]):
+@dataclass(slots=True, repr=False)
+class Merge(OneProcess, Generic[R]):
     """A merge of rows, described clause by clause; `execute` commits it. The first clause that fits a row counts."""
 
-    change: Callable[[Compute, str], R]
+    _change: Callable[[Compute, str], R]
     """The function that commits a change of the collection, or adds it to a transaction."""
-    source: RowsLike
-    clauses: list[Clause] = field(default_factory=list)
+    _source: RowsLike
+    _clauses: list[Clause] = field(default_factory=list)
 
     def when_matched_update(self, set: SetLike | None = None, where: Where | None = None) -> Merge[R]:
         """Set values in rows that the source has too: by default those of the source."""
@@ -87,31 +88,31 @@ class Merge(Generic[R]):
 
     def execute(self) -> R:
         """Commit the merge; in a transaction, add it as a step."""
-        if not self.clauses:
+        if not self._clauses:
             raise UsageError("a merge needs at least one clause, such as when_matched_update()")
-        self.source = materialize_once(self.source)
-        return self.change(self._compute, "merge")
+        self._source = materialize_once(self._source)
+        return self._change(self._compute, "merge")
 
     def _with(self, kind: str, where: Where | None, values: dict[str, object] | None) -> Merge[R]:
         condition = as_predicate(where) if where is not None else None
-        return Merge(self.change, self.source, [*self.clauses, Clause(kind, condition, values)])
+        return Merge(self._change, self._source, [*self._clauses, Clause(kind, condition, values)])
 
     def _compute(self, schema: Schema) -> Look:
         if not schema.key:
             raise UsageError("a merge needs key columns to match rows by: this collection has none")
-        source = _source(self.source, schema)
+        source = _source(self._source, schema)
         keys = KeySet(source.select(list(schema.key_names)))
-        only_inserts = all(clause.kind == "not matched" for clause in self.clauses)
+        only_inserts = all(clause.kind == "not matched" for clause in self._clauses)
         if len(keys) != source.num_rows and not only_inserts:
             raise UsageError("the source has several rows of the same key: a merge could not decide between them")
 
         def difference(old: pa.Table) -> RowDelta:
             if old.num_rows and old.column(DIFF).to_numpy().min() < 1:
-                raise UsageError("some rows count less than once: a merge needs rows")
+                raise UsageError("some rows have a negative count: append their opposite before a merge")
             return self._difference(source, old, schema)
 
-        everything = any(clause.kind == "not matched by source" for clause in self.clauses)
-        grain = Grain.KEYS if all(clause.is_row_by_row for clause in self.clauses) else Grain.ALL
+        everything = any(clause.kind == "not matched by source" for clause in self._clauses)
+        grain = Grain.KEYS if all(clause.is_row_by_row for clause in self._clauses) else Grain.ALL
         return Look(difference, keys=None if everything else keys, grain=grain)
 
     def _difference(self, source: pa.Table, old: pa.Table, schema: Schema) -> RowDelta:
@@ -134,7 +135,7 @@ class Merge(Generic[R]):
         gone: list[pl.Series] = []
         new: list[pa.Table] = []
         rest = joined.with_row_index(_ROW)
-        for clause in self.clauses:
+        for clause in self._clauses:
             rest, taken = _take(rest, clause, names)
             if clause.kind != "not matched" and len(taken):
                 gone.append(taken[_OURS])

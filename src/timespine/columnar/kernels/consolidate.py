@@ -11,6 +11,7 @@ remain are picked from the input, once (`take_rows`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -31,6 +32,31 @@ _HALF_BITS = 32
 
 _FEW = 4
 """The reciprocal of the share of rows equal to the one before, below which they are added one by one."""
+
+
+class RowOverflow(DiffOverflow):
+    """The diffs of some rows of a table add up to more than 64 bits can count."""
+
+    def __init__(self, places: Index) -> None:
+        super().__init__("the diffs of a row add up to more than 64 bits can count")
+        self.places = [int(places[0]), int(places[-1])]
+        """The places of the first and the last of these rows in the table."""
+        self.rows: pa.Table | None = None
+        """Those two rows, once a caller that knows the table has set them."""
+
+    def explain(self, collection: str, key: Sequence[str]) -> DiffOverflow:
+        """Say what to do about the rows. Messages carry no rows: `key_range` has the keys, if Python has values."""
+        named = DiffOverflow(
+            f"a row of {collection} counts more than 64 bits can as of this time: `key_range` of this error has its "
+            "key; updates() gives every diff by itself: append the opposite of some of them; other keys can be read "
+            "with `where`"
+        )
+        if self.rows is not None:
+            keys = self.rows.select([name for name in key if name in self.rows.column_names])
+            with suppress(OverflowError, ValueError):
+                first, last = keys.to_pylist()
+                named.key_range = (first, last)
+        return named
 
 
 def consolidate(table: pa.Table, order: Sequence[str]) -> pa.Table:
@@ -68,7 +94,11 @@ def consolidate_runs(table: pa.Table, order: Sequence[str], starts: Sequence[int
     if arranged.keys is None and arranged.index is None and arranged.first is None and diffs.all():
         return table
     slots = [slot for slot in packed.slots if packed.used - slot.end >= arranged.dropped]
-    index, words, sums = _net(arranged, diffs, bool(slots))
+    try:
+        index, words, sums = _net(arranged, diffs, bool(slots))
+    except RowOverflow as error:
+        error.rows = table.select(list(order)).take(error.places)
+        raise
     chosen: dict[str, pa.Array | pa.ChunkedArray] = {DIFF: pa.array(sums)}
     for slot in slots:
         column = columns[slot.column]
@@ -213,8 +243,8 @@ def _net(arranged: _Arranged, diffs: NDArray[np.int64], is_read_back: bool) -> t
         places: Index | None = None
         if arranged.first is not None:
             places = np.flatnonzero(arranged.first[block])
-            if not is_safe:
-                _check_sums(summed, places)
+            if not is_safe and len(over := _overflowing(summed, places)):
+                raise RowOverflow(picked[places[over]])
             summed = _sums(summed, places, arranged.first[block])
         kept = summed != 0
         if not kept.all():
@@ -243,14 +273,13 @@ def _sums(diffs: NDArray[np.int64], starts: Index, first: Flags) -> NDArray[np.i
     return sums
 
 
-def _check_sums(diffs: NDArray[np.int64], starts: Index) -> None:
-    """Raise a DiffOverflow unless every sum fits: upper and lower halves of the diffs are summed by themselves."""
+def _overflowing(diffs: NDArray[np.int64], starts: Index) -> Index:
+    """Return the groups whose sum does not fit: upper and lower halves of the diffs are summed by themselves."""
     half = np.int64(_HALF_BITS)
     lower = np.add.reduceat(diffs & np.int64((1 << _HALF_BITS) - 1), starts)
     upper = np.add.reduceat(diffs >> half, starts) + (lower >> half)
     limit = 1 << (_HALF_BITS - 1)
-    if ((upper < -limit) | (upper >= limit)).any():
-        raise DiffOverflow("the diffs of a row add up to more than 64 bits can count")
+    return np.flatnonzero((upper < -limit) | (upper >= limit))
 
 
 def check_weights(table: pa.Table, schema: Schema) -> None:

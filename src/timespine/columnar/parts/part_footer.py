@@ -192,7 +192,7 @@ def check_groups(
     if claimed > config.part_decoded_bytes_max:
         raise CorruptionError(f"{what} claims to be {claimed} bytes, over {config.part_decoded_bytes_max}")
     if len(footer.decoded) != len(groups) or len(footer.lowers) != (len(groups) if footer.sorted else 0):
-        raise CorruptionError(f"the footer of {what} does not speak of its {len(groups)} row groups")
+        raise CorruptionError(f"the footer of {what} does not describe its {len(groups)} row groups")
     if any(after < before for before, after in zip(footer.lowers, footer.lowers[1:], strict=False)):
         raise CorruptionError(f"the row groups of {what} are not in order")
     return rows
@@ -209,7 +209,7 @@ def piece_starts(footer: Footer, groups: int, leaves: int, end: int, what: str) 
     """Return where every piece of the file starts, with the end of the last one, and their hashes."""
     count = piece_count(groups, leaves, blooms=footer.blooms)
     if len(footer.pieces) != count * (SIZE_BYTES + HASH_BYTES):
-        raise CorruptionError(f"the footer of {what} does not speak of its {count} pieces")
+        raise CorruptionError(f"the footer of {what} does not list its {count} pieces")
     sizes = np.frombuffer(footer.pieces, dtype="<u4", count=count)
     starts = np.cumsum(np.concatenate(([len(MAGIC)], sizes.astype(np.int64))))
     if int(starts[-1]) != end:

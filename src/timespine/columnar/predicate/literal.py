@@ -128,7 +128,7 @@ def parse_typed(word: str, text: str) -> Literal:
             return bytes.fromhex(text)
         return check_literal(float(text))
     except ValueError:
-        raise UsageError(f"what follows {word} is not one; {_FORMS[word]}") from None
+        raise UsageError(f"the text after {word} is not a constant of that type; {_FORMS[word]}") from None
 
 
 _FORMS = {

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 from types import TracebackType
+from typing import NoReturn, SupportsIndex
 
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ from timespine.columnar.write.update_checks import MaxTimes, check_ascending, ch
 from timespine.columnar.write.upload import UploadTarget
 from timespine.config import Config
 from timespine.core.batch import HollowBatch, Order, rows_in
-from timespine.errors import UsageError
+from timespine.errors import UsageError, WrongProcess
 from timespine.ids import check_segment
 from timespine.location.blob import Blob
 from timespine.model.description import Description
@@ -138,6 +139,12 @@ class BatchBuilder:
             return 0
         self._phase = _Phase.ABORTED
         return self._writer.abort()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise WrongProcess(
+            "a BatchBuilder belongs to the process that made it and cannot be pickled: finish its batch, and send that "
+            "with Writer.transmit"
+        )
 
     def __enter__(self) -> BatchBuilder:
         return self

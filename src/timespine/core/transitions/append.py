@@ -97,7 +97,7 @@ class AdvanceUpper(Command, frozen=True, array_like=True):
 
 
 class AppendResult(msgspec.Struct, frozen=True):
-    """The answer to `Append`."""
+    """The result of an append of batches that were built before, for an expected upper."""
 
     upper: Frontier
     """The upper after it."""

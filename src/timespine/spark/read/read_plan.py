@@ -19,7 +19,10 @@ from timespine.client.api_for_engines import (
     open_changes,
     open_snapshot,
     open_updates,
+    read_handle_of,
     read_schema_of,
+    scan_plan_of,
+    scan_request_of,
     slices_of,
 )
 from timespine.client.collection import Collection
@@ -112,7 +115,7 @@ def plan_slices(
         if isinstance(rows, Updates) and promised.names[-2:] != schema.names[-2:]:
             raise UsageError(f"updates end with the columns {' and '.join(schema.names[-2:])}: load them again")
         schema = pa.schema([schema.field(name) for name in promised.names])
-    reading = ReadTask(blob_location_of(rows.handle), shape, schema, *_version(rows), _ends(rows))
+    reading = ReadTask(blob_location_of(read_handle_of(rows)), shape, schema, *_version(rows), _ends(rows))
     return PlannedRead(reading, [slice.encode() for slice in slices])
 
 
@@ -130,7 +133,7 @@ def rows_of(
 
 def _schema(rows: Rows) -> pa.Schema:
     if isinstance(rows, Changes):
-        return feed_schema(read_schema_of(rows), rows.request.columns)
+        return feed_schema(read_schema_of(rows), scan_request_of(rows).columns)
     schema = to_spark_schema(rows.schema)
     if isinstance(rows, Updates):
         for name in (SINCE, UPPER):
@@ -140,9 +143,10 @@ def _schema(rows: Rows) -> pa.Schema:
 
 def _version(rows: Rows) -> tuple[int | None, bool]:
     """Return the last time of changes, and whether it is one of the wall clock."""
-    if not isinstance(rows, Changes) or rows.plan is None:
+    plan = scan_plan_of(rows)
+    if not isinstance(rows, Changes) or plan is None:
         return None, False
-    return rows.plan.until[0], rows.handle.entry.timeline == "clock"
+    return plan.until[0], read_handle_of(rows).entry.timeline == "clock"
 
 
 def _ends(rows: Rows) -> tuple[int | None, int | None]:

@@ -21,6 +21,10 @@ from timespine.client.api_for_engines import (
     Snapshot,
     extent_of,
     part_access_of,
+    read_handle_of,
+    read_lease_of,
+    scan_plan_of,
+    scan_request_of,
     slices_of,
     untouched_parts_of,
 )
@@ -62,7 +66,7 @@ def to_spark(rows: Rows, spark: SparkSession, *, partitions: int | None = None, 
     scheme = native if isinstance(native, str) else None
     if scheme is not None and not _SCHEME.fullmatch(scheme):
         raise UsageError(f"native is True, False or the scheme of a Hadoop filesystem, not {short_repr(native)}")
-    place = blob_location_of(rows.handle)
+    place = blob_location_of(read_handle_of(rows))
     number = partitions_of(rows, partitions)
     if native and isinstance(rows, Snapshot) and partitions is None:
         frame = _native(rows, spark, place, scheme)
@@ -109,12 +113,13 @@ def partitions_of(rows: Rows, asked: int | None) -> int:
 
 def _keep(rows: Rows, spark: SparkSession) -> None:
     """Keep the lease of the rows for the life of the session, since Spark may read a DataFrame at any time."""
-    _leased.setdefault(spark, []).append(rows.leased.share())
+    _leased.setdefault(spark, []).append(read_lease_of(rows).share())
 
 
 def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation, scheme: str | None) -> DataFrame | None:
     """Let Spark read the files, if all their updates are rows of the snapshot; None otherwise."""
-    schema = rows.request.schema
+    request = scan_request_of(rows)
+    schema = request.schema
     if any(is_nested(kind) or to_spark_type(kind) != kind for kind in schema.types.values()):
         return None
     found = untouched_parts_of(rows)
@@ -123,7 +128,7 @@ def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation, scheme: st
     if not found or len(paths) < len(files):  # executors read blobs of a bucket through Timespine
         return None
     _check_footers(rows, found)
-    reader = spark.read.schema(struct_type(pa.schema([schema.arrow.field(name) for name in rows.request.columns])))
+    reader = spark.read.schema(struct_type(pa.schema([schema.arrow.field(name) for name in request.columns])))
     # SUBTLE: a flipped bit in a page must be an error, not another value; the footers are checked above.
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     reader = reader.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
@@ -140,7 +145,8 @@ def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation, scheme: st
 def _check_footers(rows: Snapshot, found: list[Part]) -> None:
     """Check the checksums of footers, because Spark does not."""
     parts = part_access_of(rows)
-    (run,) = rows.plan.summed().runs if rows.plan is not None else ()
+    plan = scan_plan_of(rows)
+    (run,) = plan.summed().runs if plan is not None else ()
     id, schema = parts.schema(run)
     for part in found:
         parts.open(part, id, schema)

@@ -56,7 +56,7 @@ class ReadingUser(Caller):
             rows = orders.snapshot(as_of, multiplicity=self.chance.choice(("rows", "column")), timeout=1.0)
             with rows:
                 self.dawdle()
-                self.check_held(rows.leased, known if asked else None, rows.seqno)
+                self.check_held(rows._leased, known if asked else None, rows.seqno)
                 if self.chance.random() < 0.2:
                     return orders.id, asked, rows.as_of, rows.count(), rows._collection_schema
                 pieces = rows.split(2) if self.chance.random() < 0.2 else [rows]
@@ -98,7 +98,7 @@ class ReadingUser(Caller):
                 return None
             with orders.changes(after, until, timeout=1.0) as rows:
                 self.dawdle()
-                self.check_held(rows.leased, after, rows.seqno)
+                self.check_held(rows._leased, after, rows.seqno)
                 return (
                     orders.id,
                     after,
@@ -140,7 +140,7 @@ class ReadingUser(Caller):
             with self.store.snapshot(sorted(names)[:2], timeout=1.0) as cut:
                 return [
                     (
-                        rows.handle.id,
+                        rows._handle.id,
                         cut.as_of,
                         count_read_rows(rows.to_pylist(), rows._collection_schema),
                         rows._collection_schema,
@@ -202,7 +202,7 @@ class ReadingUser(Caller):
         def work(call: UserCall) -> Any:
             orders = self.some()
             feed = orders.subscribe(timeout=0.5)
-            return OpenFeed(orders.id, feed, feed.request.schema)
+            return OpenFeed(orders.id, feed, feed._request.schema)
 
         call = self.call("subscribe", work, SinceError)
         if call.is_done:
@@ -211,7 +211,7 @@ class ReadingUser(Caller):
     def _follow(self, feed: OpenFeed) -> None:
         def work(call: UserCall) -> Any:
             if not feed.feed._closed:
-                self.check_held(feed.feed.leased, feed.through if feed.through >= 0 else None)
+                self.check_held(feed.feed._leased, feed.through if feed.through >= 0 else None)
             if self.chance.random() < 0.7:
                 return feed.feed.poll()
             event = next(feed.feed, None)
@@ -251,7 +251,7 @@ class ReadingUser(Caller):
             listener = orders.listen(snapshot=self.chance.random() < 0.6, timeout=0.5, callback=callback)
             seqno = listener._cursor.seqno if callback is None else -1
             return OpenListener(
-                orders.id, listener, heard if callback is not None else None, listener.request.schema, seqno
+                orders.id, listener, heard if callback is not None else None, listener._request.schema, seqno
             )
 
         call = self.call("listen", work)
@@ -268,7 +268,7 @@ class ReadingUser(Caller):
                 events, hearing.heard[:] = list(hearing.heard), []
                 return events
             if not hearing.listener.is_closed:
-                self.check_held(hearing.listener.leased, seqno=hearing.listener._cursor.seqno)
+                self.check_held(hearing.listener._leased, seqno=hearing.listener._cursor.seqno)
             if self.history.faults.outage and self.chance.random() < 0.1:
                 self.history.go_away(0.2)
             return hearing.listener.poll(limit)

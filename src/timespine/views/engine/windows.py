@@ -5,6 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 
+from timespine.client.api_for_engines import REPEATED_MAX
+from timespine.errors import UsageError
 from timespine.views.engine.accumulators import decline_large_sums
 from timespine.views.engine.lowering import WEIGHT, Declined, evaluate_columns, memory_type
 from timespine.views.plan.algebra import SortKey, Top, WindowCall, WindowNode, names_of
@@ -62,6 +64,8 @@ def top_after(plan: Top, before: pl.DataFrame, changed: pl.DataFrame) -> pl.Data
 def window_rows(plan: WindowNode, rows: pl.DataFrame) -> pl.DataFrame:
     """Return each row as often as it counts, with its values over its partition."""
     names = names_of(plan.child)
+    if rows[WEIGHT].cast(pl.Float64).sum() > REPEATED_MAX:
+        raise UsageError(f"a window function gives each row as often as it counts: more than {REPEATED_MAX} rows here")
     single = (
         rows.select(pl.col(names).repeat_by(pl.col(WEIGHT)).explode())
         if len(rows) and rows[WEIGHT].max() != 1

@@ -98,7 +98,7 @@ def test_the_lease_of_a_dead_listener_expires_and_nothing_is_kept_for_it(place):
 def test_a_listener_whose_lease_is_gone_says_so_at_once_and_not_when_it_is_too_late(orders):
     listener = orders.listen(snapshot=False)
     orders.append(rows(1))
-    commit(orders, ExpireReader(listener.leased.lease.reader))
+    commit(orders, ExpireReader(listener._leased.lease.reader))
     assert told(listener.poll(2)) == [updates((1, "x", 0, 1)), ("sealed", (1,))]
     with pytest.raises(LeaseExpired, match="listen again"):
         listener.poll()
