@@ -102,6 +102,23 @@ def test_sampled_keys_are_few_different_and_there(data):
             assert keys == there
 
 
+def test_a_sample_is_drawn_from_all_batches_in_proportion_and_by_chance():
+    large, small = [(n, "") for n in range(0, 9_000, 3)], [(n, "") for n in range(1, 3_000, 3)]
+    shown = view_of(orders(large), orders(small))
+    drawn = [shown.sample_keys(400, seed=seed).column("id").to_pylist() for seed in range(5)]
+    for keys in drawn:
+        assert len(keys) == 400  # nothing cancels, and no key is in both batches
+        assert sum(key % 3 == 0 for key in keys) == 300
+        assert 30 <= sum(key < 1_800 for key in keys if key % 3 == 0) <= 90  # about a fifth of the first batch
+    assert len({tuple(keys) for keys in drawn}) == 5
+    assert drawn[0] == shown.sample_keys(400, seed=0).column("id").to_pylist()
+    assert len({key for keys in drawn for key in keys}) > 1_300
+    gone = view_of(orders(large), orders(large, diff=-1), orders(small))
+    keys = gone.sample_keys(700).column("id").to_pylist()
+    assert keys
+    assert all(key % 3 == 1 for key in keys)
+
+
 @given(st.data(), st.integers(1, 6))
 def test_partition_keys_ascend_and_are_fewer_than_the_shares(data, shares):
     with tiny():
