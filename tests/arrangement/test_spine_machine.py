@@ -150,6 +150,12 @@ class Machine(RuleBasedStateMachine):
             answer = [row for table in view.scan(rows=5) for row in counted(table, self.layout)]
             assert self.wanted(answer) == self.wanted(self.model.as_of(time))
 
+    @invariant()
+    def memory_is_that_of_the_batches_in_memory(self):
+        if hasattr(self, "spine"):
+            in_memory = [batch.nbytes for batch in self.spine.batches if batch.in_memory]
+            assert self.spine._driver.memory_bytes() == sum(in_memory)
+
     @rule(data=st.data())
     def fetch(self, data):
         keys = data.draw(key_tables(mock.Mock(layout=self.layout, values=self.values)))

@@ -70,6 +70,22 @@ def test_many_keys_give_their_rows_as_of_every_time(data):
 
 
 @given(st.data())
+def test_some_columns_of_many_keys_are_those_of_the_whole_rows(data):
+    with tiny():
+        spine = data.draw(spines())
+        keys = data.draw(key_tables(spine))
+        names = data.draw(st.lists(st.sampled_from(spine.layout.schema.names), min_size=1, unique=True))
+        shown = ArrangementView(spine.layout, spine.batches, data.draw(times(spine.layout)))
+        with mock.patch.object(view_as_of, "SHARE_KEYS", data.draw(st.sampled_from([1, 1 << 14]))):
+            whole, some = shown.fetch(keys), shown.fetch(keys, names)
+        assert some.schema == whole.select([*names, "_diff"]).schema
+        assert model_rows(some, names) == model_rows(whole, names)
+        assert some.column("_diff") == whole.column("_diff")
+    with pytest.raises(UsageError):
+        shown.fetch(keys, ["nothing"])
+
+
+@given(st.data())
 def test_a_scan_gives_the_rows_between_two_keys_in_order(data):
     with tiny():
         spine = data.draw(spines())

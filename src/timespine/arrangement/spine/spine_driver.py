@@ -25,7 +25,7 @@ from timespine.arrangement.spine.retention_filters import RetentionFilters
 from timespine.arrangement.spine.sliced_merge import SlicedMerge, merge_batches
 from timespine.core.arrangement import level_transitions
 from timespine.core.arrangement.level_transitions import MergePlan, fork
-from timespine.core.arrangement.levels import SpineLevels, due_levels
+from timespine.core.arrangement.levels import LevelSlot, SpineLevels, due_levels
 from timespine.core.arrangement.memory_pressure import MemoryPressure, Resources, pressure_of
 from timespine.core.arrangement.spine_files import Manifest
 from timespine.core.effects import (
@@ -112,7 +112,7 @@ class SpineDriver:
         """The bytes that batches in memory may take."""
         # A limit of the machine is for the whole process. One that a user gives is for batches.
         self._counts_process = memory_bytes is None
-        self._counted: tuple[SpineLevels[Batch] | None, int] = (None, 0)
+        self._counted: tuple[SpineLevels[Batch] | None, tuple[int, ...]] = (None, ())
         self._woken_at = MemoryPressure.LOW
         """The pressure of memory when levels were last woken."""
         self._listed: tuple[SpineLevels[Batch], tuple[Batch, ...]] = (levels, levels.batches)
@@ -275,13 +275,14 @@ class SpineDriver:
         return listed
 
     def memory_bytes(self) -> int:
-        """Return the bytes of the batches in memory, counted once per state."""
+        """Return the bytes of the batches in memory, counted once per state, and only in levels that changed."""
         state = self.levels
         counted, known = self._counted
         if counted is not state:
-            known = sum(batch.nbytes for batch in state.batches if batch.in_memory)
+            before = state.slots if counted is None else counted.slots
+            known = tuple(map(_memory_bytes, state.slots, before, known or (None,) * len(state.slots)))
             self._counted = (state, known)
-        return known
+        return sum(known)
 
     def set_origin(self, origin: bytes) -> None:
         """Set what the next manifests say of the collection that the rows are of."""
@@ -384,3 +385,14 @@ class SpineDriver:
             manifest = Manifest(each.number, tuple(file.name for file in each.files))
             found.append(SavedManifest(manifest, each.is_dirty, each.since, each.upper))
         return found
+
+
+def _memory_bytes(slot: LevelSlot[Batch], before: LevelSlot[Batch], known: int | None) -> int:
+    """Return the bytes of the batches in memory of a level; `known` are those that it had before."""
+    entries, earlier = slot.entries, 0
+    if known is not None:
+        if slot is before:
+            return known
+        if entries[:-1] == before.entries:  # a batch was inserted, and nothing else happened
+            entries, earlier = entries[-1:], known
+    return earlier + sum(batch.nbytes for batch, _ in entries if batch.in_memory)
