@@ -31,8 +31,8 @@ from timespine.arrangement.opened_checkpoint import OpenedCheckpoint
 from timespine.arrangement.spine.spine import Spine
 from timespine.columnar.schema.schema import DIFF, TIME
 
-LOOSE, LARGE = 60, 8
-"""Batches that are added to the settled one: small ones, and some of five times their size."""
+LOOSE, LARGE, LARGE_SHARE = 60, 8, 50
+"""Batches that are added to the settled one: small ones, and large ones of one fiftieth of its rows each."""
 
 WORKS = ("memory", "gets", "fetches", "scans", "checkpoints", "loose", "inserts", "stores")
 """The works of a run, in order. Spark is not among them."""
@@ -170,8 +170,8 @@ def checkpoints(index: Index, figures: Figures) -> None:
 def loosen(index: Index) -> str:
     """Add small batches that are not merged; return how many batches there are."""
     index.spine.pause()
-    fresh = np.random.default_rng(4).integers(0, index.count // 10, (LOOSE + 5 * LARGE) * BATCH) * 20 + 3
-    sizes = [BATCH] * LOOSE + [5 * BATCH] * LARGE
+    sizes = [BATCH] * LOOSE + [max(5 * BATCH, index.count // LARGE_SHARE)] * LARGE
+    fresh = np.random.default_rng(4).integers(0, index.count // 10, sum(sizes)) * 20 + 3
     for start, size in zip(np.cumsum([0, *sizes[:-1]]).tolist(), sizes, strict=True):
         index.spine.insert(rows_of_ids(fresh[start : start + size]))
     return f"{len(index.spine.batches)} batches"

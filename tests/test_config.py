@@ -113,9 +113,10 @@ def test_anything_else_is_not_a_tuple_of_names(value: Any) -> None:
         ("arrangement_merge_max", [8, 65_536]),
         ("arrangement_batches", [26, 65_536]),
         ("arrangement_retraction_multiplier", [0, 1_000]),
+        ("arrangement_memory_bytes", [None, 1, 1 << 40]),
     ],
 )
-def test_levels_of_arrangements_may_be_set_within_their_bounds(name: str, values: list[Any]) -> None:
+def test_limits_of_arrangements_may_be_set_within_their_bounds(name: str, values: list[Any]) -> None:
     for value in values:
         assert getattr(Config(**{name: value}), name) == value
 
@@ -130,9 +131,10 @@ def test_levels_of_arrangements_may_be_set_within_their_bounds(name: str, values
         ("arrangement_merge_max", [7, 1, 0, 65_537, 64.0, True, None]),
         ("arrangement_batches", [25, 0, -1, 65_537, 128.0, None]),
         ("arrangement_retraction_multiplier", [-1, 1_001, 0.5, False, None]),
+        ("arrangement_memory_bytes", [0, -1, (1 << 40) + 1, 0.5, True, "1"]),
     ],
 )
-def test_levels_of_arrangements_out_of_bounds_are_a_usage_error_that_names_the_field(
+def test_limits_of_arrangements_out_of_bounds_are_a_usage_error_that_names_the_field(
     name: str, values: list[Any]
 ) -> None:
     for value in values:

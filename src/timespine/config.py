@@ -174,6 +174,11 @@ class Config:
     1,000. A batch of many retractions then rises sooner, and meets the rows that it cancels sooner; that pays for
     collections whose rows are replaced again and again."""
 
+    arrangement_memory_bytes: int | None = None
+    """Bytes that the batches of all arrangements of a process may take in memory, 1 to 2^40, before they go to mapped
+    files: from 85 % of it on large ones, from 90 % on all. By default half of the memory of the machine or its control
+    group, and all else that the process holds counts too. Only arrangements with a folder have files."""
+
     object_bytes_max: int = 1 << 30
     """The largest blob that is read as a part."""
 
@@ -201,7 +206,7 @@ class Config:
                 if value not in COMPRESSIONS:
                     raise UsageError(f"config compression must be one of {COMPRESSIONS}, not {short_repr(value)}")
                 continue
-            if each.name.startswith("arrangement_"):
+            if each.name.startswith("arrangement_") and (each.name != "arrangement_memory_bytes" or value is None):
                 continue
             if type(value) is not int or not 1 <= value <= 1 << 40:
                 raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {short_repr(value)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -10,7 +11,10 @@ from spine_cases import layouts, pools, tiny, update_tables, updates_of
 
 from timespine.arrangement.batch import chunk
 from timespine.arrangement.batch.batch import Location, batch_of
+from timespine.arrangement.batch.key_filters import WordBitmap
 from timespine.arrangement.batch.layout import Layout
+from timespine.columnar.kernels.comparable_words import Probes
+from timespine.columnar.kernels.find_keys import locate
 from timespine.columnar.schema.schema import define, infer
 from timespine.core.batch import wrap_int64
 from timespine.errors import UsageError
@@ -69,6 +73,48 @@ def test_a_bloom_filter_is_wrong_about_few_words_and_a_bitmap_about_none():
         kinds[members.kind] = sum(members.may_contain(n + (1 << 63)) for n in absent) / len(absent)
     assert kinds["bitmap"] == 0
     assert 0 < kinds["bloom"] < 0.03
+
+
+@given(
+    st.lists(st.integers(0, 400), min_size=30, unique=True),
+    st.integers(0, 2**64 - 402),
+    st.lists(st.integers(0, 400), max_size=50, unique=True),
+    st.booleans(),
+)
+def test_a_bitmap_tells_the_row_of_every_word_that_the_chunk_has(gaps, low, wanted, is_twice):
+    words = np.sort(np.array(gaps, np.uint64)) + np.uint64(low)
+    bitmap = WordBitmap(np.repeat(words, 2) if is_twice else words)
+    assert bitmap.tells_places is not is_twice
+    inside = np.sort(np.array([low + each for each in wanted if words[0] <= low + each <= words[-1]], np.uint64))
+    there, rows = WordBitmap(words).places(inside)
+    assert [(int(inside[place]), int(row)) for place, row in zip(there, rows, strict=True)] == [
+        (word, place) for place, word in enumerate(words.tolist()) if word in inside.tolist()
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 2, 13, 17, 1_000_003])
+def test_fetches_by_a_bitmap_find_what_a_search_finds(step):
+    """Ids at the ends of blocks of bits, absent ones in between, and keys on both sides of the chunk."""
+    ids = [n * step for n in range(-100, 400) if n % 7]
+    table = pa.table({"id": ids, "name": ["x"] * len(ids), "_time": [0] * len(ids), "_diff": [1] * len(ids)})
+    made = batch_of(table.cast(ORDERS.update_arrow), Layout.of(ORDERS)).chunks[0]
+    probes = Probes([pa.array(sorted({n * step + off for n in range(-130, 430) for off in (0, 1, -1)}))])
+    searched = locate(made.index, probes)
+    assert all(map(np.array_equal, made.locate(probes), searched))
+    assert (made.members.kind == "bitmap") == (step < 17)
+    assert len(searched.keys) == len(ids)
+
+
+def test_a_chunk_makes_a_bitmap_for_fetches_once_it_was_asked_for_many_keys():
+    rows = range(1_000)
+    table = pa.table({"id": rows, "name": ["x"] * 1_000, "_time": [0] * 1_000, "_diff": [1] * 1_000})
+    made = batch_of(table.cast(ORDERS.update_arrow), Layout.of(ORDERS)).chunks[0]
+    few = Probes([pa.array(range(5, 1_000, 100))])
+    for _ in range(1_000 // chunk.PLACES_PAY // 10):
+        made.locate(few)
+        assert "members" not in vars(made)
+    assert made.locate(few).lower.tolist() == list(range(5, 1_000, 100))
+    assert made.members.nbytes == 128 + 4 * 17
 
 
 def test_chunks_do_not_keep_the_table_alive_that_they_were_cut_from():

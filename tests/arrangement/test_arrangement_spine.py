@@ -130,6 +130,51 @@ def test_filters_apply_to_earlier_rows_when_they_are_merged():
             spine.retain_values(col("id") > 8, top=1, last=1)
 
 
+@pytest.mark.parametrize("is_spilled", [False, True])
+@pytest.mark.parametrize(
+    ("keep", "retracted", "kept"), [("last", "4", "239"), ("top", "4", "239"), ("bottom", "0", "129")]
+)
+def test_rows_that_a_filter_keeps_per_key_are_counted_over_the_whole_spine(
+    tmp_path, monkeypatch, is_spilled, keep, retracted, kept
+):
+    """One of the two that a merge would keep is retracted by a batch of another level, which it does not merge."""
+    monkeypatch.setattr(memory_pressure, "RESERVE_BYTES", 0)
+    with spine_of(folder=str(tmp_path), memory_bytes=1 if is_spilled else 1 << 40) as spine:
+        if is_spilled:
+            spine.pause()  # so that the first batch stays in memory, and the next one has none
+        elsewhere = [orders([(7, retracted)], diff=-1), orders([(n, "8") for n in range(100, 140)])]
+        spine.insert(pa.concat_tables(elsewhere))
+        spine.retain_values(col("name") >= "7", **{keep: 2})
+        rows = [(7, name) for name in "012349"]
+        for part in [rows] if is_spilled else [rows[:3], rows[3:]]:
+            spine.insert(orders(part))
+        assert len(spine.batches) == 2
+        assert len(spine) < 41 + len(rows)  # the filter was applied, to one batch
+
+        def counts():
+            return [(row["name"], count) for row, count in spine.view().get({"id": 7})]
+
+        assert counts() == [(name, 1) for name in kept]
+        if is_spilled:
+            assert [batch.in_memory for batch in spine.batches] == [False, True]
+            spine.resume()
+        spine.complete_merges()
+        assert counts() == [(name, 1) for name in kept]
+
+
+def test_a_shared_batch_is_inserted_without_a_copy_and_an_empty_one_not_at_all():
+    batch = batch_of(orders([(1, "a"), (2, "b")]), Layout.of(ORDERS))
+    with spine_of() as one, spine_of() as two:
+        assert one.insert(batch)
+        assert two.insert(batch)
+        assert one.batches[0] is two.batches[0] is batch
+        assert two.insert(orders([]))
+        both = pa.concat_tables([orders([(3, "c")]), orders([(3, "c")], diff=-1)])
+        assert two.insert(both, upper=Frontier.at(4))
+        assert two.batches == (batch,)
+        assert two.upper == Frontier.at(4)
+
+
 def test_state_stays_bounded_under_an_advancing_filter():
     with Spine(ORDERS, threads=False) as spine:
         most = 0

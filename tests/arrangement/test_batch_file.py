@@ -52,6 +52,26 @@ def test_a_mapped_batch_takes_no_memory_of_arrow_and_outlives_its_file(tmp_path)
     assert pa.total_allocated_bytes() - before < 1000
 
 
+def test_a_fetch_touches_only_chunks_that_keys_lie_in(tmp_path):
+    """A chunk that is touched is mapped, and read whole to be verified."""
+    path = str(tmp_path / "one.batch")
+    by_both = Layout.of(ORDERS, ["id", "name"])
+    for layout, keys in ((BY_ID, [{"id": 4}, {"id": 13}]), (by_both, [{"id": 4, "name": ""}, {"id": 13, "name": ""}])):
+        with tiny():
+            facts = write_batch(path, batch_of(orders([(2 * n, "") for n in range(20)]), layout), layout)
+
+        def touched(wanted, layout=layout, facts=facts):
+            mapped = open_batch(path, facts, layout)
+            found = ArrangementView(layout, [mapped], (0,)).fetch(wanted)
+            return found.column("id").to_pylist(), ["columns" in vars(each) for each in mapped.chunks]
+
+        # Chunks are 0 to 6, 8 to 14, 16 to 22, 24 to 30, 32 to 38.
+        assert touched(keys) == ([4], [True, True, False, False, False])
+        assert touched([{"id": 7}, {"id": 15}, {"id": -1}, {"id": 40}]) == ([], [False] * 5)
+        assert touched([{"id": 38}]) == ([38], [False] * 4 + [True])
+        assert touched([{"id": n} for n in range(-3, 50)]) == (list(range(0, 40, 2)), [True] * 5)
+
+
 def small_file(tmp_path):
     path = tmp_path / "one.batch"
     with tiny(chunk_rows=3):

@@ -24,7 +24,7 @@ LIMITS = (1 << 40, 3_000, 1)
 
 
 class Machine(RuleBasedStateMachine):
-    """A spine with a folder, and the model. Keys below a bound may have gone, so they are not compared."""
+    """A spine with a folder, and the model. Rows below bounds may have gone, so they are not compared."""
 
     @initialize(data=st.data())
     def begin(self, data):
@@ -37,7 +37,7 @@ class Machine(RuleBasedStateMachine):
         self.values = data.draw(pools(self.layout))
         self.model = SpineModel(self.layout.order, len(self.layout.by), self.layout.schema.time_names)
         self.limit = data.draw(st.sampled_from(LIMITS))
-        self.bound, self.paused, self.saved = (), 0, None
+        self.bound, self.value_bound, self.paused, self.saved = (), (), 0, None
         self.spine = self.opened()
 
     def opened(self):
@@ -74,8 +74,27 @@ class Machine(RuleBasedStateMachine):
         self.bound = bound
         self.spine.retain_keys(is_kept)
 
+    @rule(data=st.data(), keep=st.sampled_from([None, "last", "top", "bottom"]), count=st.integers(1, 2))
+    def retain_values(self, data, keep, count):
+        """Drop the rows whose other columns are before some, which only ever rise; keep a few of them per key."""
+        if not self.layout.value_names:
+            return
+        row = data.draw(update_tables(self.layout, self.values, min_size=1, max_size=1))
+        bound = max(self.value_bound, self.value_of(model_rows(row, self.layout.order)[0]))
+
+        def is_kept(table):
+            return [self.value_of(row) >= bound for row in model_rows(table, self.layout.order)]
+
+        self.value_bound = bound
+        self.spine.retain_values(is_kept, **({keep: count} if keep else {}))
+
+    def value_of(self, row):
+        return row[len(self.layout.by) :]
+
     def wanted(self, rows):
-        return [row for row in rows if row[0][: len(self.bound)] >= self.bound]
+        """The rows that no filter rejects: the others may be there, or may have gone."""
+        above = [row for row in rows if row[0][: len(self.bound)] >= self.bound]
+        return [row for row in above if self.value_of(row[0]) >= self.value_bound]
 
     @rule()
     def pause(self):
@@ -107,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         """Lose what was not saved. Filters are not saved, and what they have dropped stays away."""
         self.spine.close()
         self.spine, self.paused = self.opened(), 0
-        assert self.spine.key_filter is None
+        assert self.spine.key_filter is self.spine.value_filter is None
         assert (self.spine.since, self.spine.is_dirty) == self.saved[1:]
         self.model = self.saved[0].copy()
 
@@ -130,6 +149,12 @@ class Machine(RuleBasedStateMachine):
                 continue
             answer = [row for table in view.scan(rows=5) for row in counted(table, self.layout)]
             assert self.wanted(answer) == self.wanted(self.model.as_of(time))
+
+    @invariant()
+    def memory_is_that_of_the_batches_in_memory(self):
+        if hasattr(self, "spine"):
+            in_memory = [batch.nbytes for batch in self.spine.batches if batch.in_memory]
+            assert self.spine._driver.memory_bytes() == sum(in_memory)
 
     @rule(data=st.data())
     def fetch(self, data):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from unittest import mock
 
 import pytest
+from assertions import until
 from test_arrangement_spine import TINY, ids, spine_of
 from test_view_as_of import ORDERS, orders
 
@@ -128,3 +131,48 @@ def test_a_spine_without_a_folder_only_waits_under_pressure():
         assert spine.metrics()["memory pressure"] == "critical"
         assert spine.metrics()["bytes on disk"] == 0
         assert ids(spine) == list(range(30))
+
+
+def on_disk(spine):
+    return sum(level["rows on disk"] for level in spine.metrics()["levels"])
+
+
+def test_a_spine_that_rests_goes_to_disk_when_another_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_pressure, "RESERVE_BYTES", 0)
+    with Spine(ORDERS, folder=str(tmp_path), memory_bytes=100_000, rules=STILL) as resting, Spine(ORDERS) as other:
+        for n in range(3):
+            resting.insert(orders([(n, "")]))
+        other.insert(orders([(n, "x" * 50) for n in range(100)]))
+        assert on_disk(resting) == 0  # there is room for these
+        other.insert(orders([(n, "x" * 50) for n in range(2_000)]))
+        until(lambda: on_disk(resting) == 3)
+        assert ids(resting) == [0, 1, 2]
+        assert other.metrics()["bytes on disk"] == 0  # it has no folder
+
+
+def test_a_spine_that_rests_goes_to_disk_when_the_process_grows_and_it_is_asked_to_look(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_pressure, "RESERVE_BYTES", 0)
+    with Spine(ORDERS, folder=str(tmp_path), rules=STILL) as spine:
+        spine.insert(orders([(1, "")]))
+        spine.relieve_memory()
+        assert on_disk(spine) == 0
+        with mock.patch.object(spine_driver, "process_bytes", process_memory.machine_memory_bytes):
+            spine.metrics()  # to look at figures starts nothing, and hides nothing from the next look
+            spine.relieve_memory()
+            until(lambda: on_disk(spine) == 1)
+        assert ids(spine) == [1]
+
+
+def test_a_forked_child_leaves_spines_alone_that_it_does_not_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_pressure, "RESERVE_BYTES", 0)
+    with Spine(ORDERS, folder=str(tmp_path), memory_bytes=100_000, rules=STILL) as resting, Spine(ORDERS) as other:
+        resting.insert(orders([(1, "")]))
+        pid = os.fork()
+        if pid == 0:
+            is_right = False
+            with contextlib.suppress(BaseException):
+                other.insert(orders([(n, "x" * 50) for n in range(2_000)]))
+                is_right = not resting._driver._busy_levels and len(other) == 2_000
+            os._exit(0 if is_right else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not [name for name in os.listdir(tmp_path) if name.endswith(".batch")]

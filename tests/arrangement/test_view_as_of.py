@@ -70,6 +70,22 @@ def test_many_keys_give_their_rows_as_of_every_time(data):
 
 
 @given(st.data())
+def test_some_columns_of_many_keys_are_those_of_the_whole_rows(data):
+    with tiny():
+        spine = data.draw(spines())
+        keys = data.draw(key_tables(spine))
+        names = data.draw(st.lists(st.sampled_from(spine.layout.schema.names), min_size=1, unique=True))
+        shown = ArrangementView(spine.layout, spine.batches, data.draw(times(spine.layout)))
+        with mock.patch.object(view_as_of, "SHARE_KEYS", data.draw(st.sampled_from([1, 1 << 14]))):
+            whole, some = shown.fetch(keys), shown.fetch(keys, names)
+        assert some.schema == whole.select([*names, "_diff"]).schema
+        assert model_rows(some, names) == model_rows(whole, names)
+        assert some.column("_diff") == whole.column("_diff")
+    with pytest.raises(UsageError):
+        shown.fetch(keys, ["nothing"])
+
+
+@given(st.data())
 def test_a_scan_gives_the_rows_between_two_keys_in_order(data):
     with tiny():
         spine = data.draw(spines())
@@ -100,6 +116,23 @@ def test_sampled_keys_are_few_different_and_there(data):
         assert len(keys) <= count
         if count >= sum(batch.keys for batch in spine.batches):
             assert keys == there
+
+
+def test_a_sample_is_drawn_from_all_batches_in_proportion_and_by_chance():
+    large, small = [(n, "") for n in range(0, 9_000, 3)], [(n, "") for n in range(1, 3_000, 3)]
+    shown = view_of(orders(large), orders(small))
+    drawn = [shown.sample_keys(400, seed=seed).column("id").to_pylist() for seed in range(5)]
+    for keys in drawn:
+        assert len(keys) == 400  # nothing cancels, and no key is in both batches
+        assert sum(key % 3 == 0 for key in keys) == 300
+        assert 30 <= sum(key < 1_800 for key in keys if key % 3 == 0) <= 90  # about a fifth of the first batch
+    assert len({tuple(keys) for keys in drawn}) == 5
+    assert drawn[0] == shown.sample_keys(400, seed=0).column("id").to_pylist()
+    assert len({key for keys in drawn for key in keys}) > 1_300
+    gone = view_of(orders(large), orders(large, diff=-1), orders(small))
+    keys = gone.sample_keys(700).column("id").to_pylist()
+    assert keys
+    assert all(key % 3 == 1 for key in keys)
 
 
 @given(st.data(), st.integers(1, 6))

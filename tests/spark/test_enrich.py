@@ -6,14 +6,17 @@ import datetime
 import decimal
 import inspect
 import os
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 from every_type import VALUES, canonical, row
+from hypothesis import given
+from hypothesis import strategies as st
 
 import timespine as ts
 from timespine.errors import UsageError
-from timespine.spark import enrich_from_arrangement
+from timespine.spark import enrich_from_arrangement, enrich_task
 from timespine.spark.enrich_task import OPEN_MAX, _opened, match_rows, open_once
 
 
@@ -192,6 +195,32 @@ def test_matching_by_floats_decimals_and_times():
     assert (own.to_pylist(), theirs.to_pylist()) == ([0, 1, 1, 2], [0, 1, 1, None])
     with pytest.raises(UsageError, match="negative"):
         match_rows(keys, keys.append_column("_diff", pa.array([1, -2, 1])), "left")
+
+
+@given(
+    st.lists(st.integers(-5, 5), max_size=20),
+    st.lists(st.integers(-5, 5), unique=True, max_size=8),
+    st.sampled_from(["left", "inner"]),
+    st.sampled_from([pa.int64(), pa.int8(), pa.timestamp("us")]),
+)
+def test_keys_of_integers_are_matched_as_a_join_does(wanted, there, how, kind):
+    keys = pa.table({"id": pa.array(wanted, pa.int64()).cast(kind)})
+    ids = pa.array(sorted(there), pa.int64()).cast(kind)
+    found = pa.table({"id": ids, "_diff": pa.array([1 + n % 2 for n in range(len(there))], pa.int64())})
+    direct = match_rows(keys, found, how)
+    with mock.patch.object(enrich_task, "_match_integers", return_value=None):
+        joined = match_rows(keys, found, how)
+    assert [each.to_pylist() for each in direct] == [each.to_pylist() for each in joined]
+
+
+def test_keys_that_the_search_cannot_match_are_joined():
+    one, two = pa.array([1, 2]), pa.array([1, 1])
+    for keys, there in ((pa.array([1, None]), one), (one, two), (pa.array(["a"]), pa.array(["a"]))):
+        assert enrich_task._match_integers(pa.table({"id": keys}), pa.table({"id": there}), "left") is None
+    both = pa.table({"id": one, "at": one})
+    assert enrich_task._match_integers(both, both, "left") is None
+    own, theirs = match_rows(pa.table({"id": one}), pa.table({"id": two, "_diff": two}), "left")
+    assert (own.to_pylist(), theirs.to_pylist()) == ([0, 0, 1], [0, 1, None])
 
 
 def enriches():

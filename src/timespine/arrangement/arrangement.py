@@ -304,6 +304,7 @@ class Arrangement(OneProcess, ArrangedReads):
                 if self._saving.verify_some():
                     signal.expect_more()
                 self._saving.save_if_due(self._takes)
+                self._current.spine.relieve_memory()
             except StoreClosed:
                 return
             except CorruptionError as error:

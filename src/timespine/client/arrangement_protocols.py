@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -20,8 +20,8 @@ class ArrangementReads(Protocol):
     def get(self, key: Mapping[str, object]) -> list[tuple[Row, int]]:
         """Return the rows of a key, each with its count."""
 
-    def fetch(self, keys: object) -> pa.Table:
-        """Return the rows of many keys, with their counts in `_diff`."""
+    def fetch(self, keys: object, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows of many keys, or some of their columns, with their counts in `_diff`."""
 
     def scan(
         self,
@@ -79,8 +79,8 @@ class OpenArrangement(Protocol):
     def get_one(self, key: object) -> Row | None:
         """Return the row of a key that has at most one."""
 
-    def fetch(self, keys: object, *, counts: bool = False) -> pa.Table:
-        """Return the rows of many keys, in order."""
+    def fetch(self, keys: object, *, columns: Sequence[str] | None = None, counts: bool = False) -> pa.Table:
+        """Return the rows of many keys, or some of their columns, in order."""
 
     def scan(self, lower: object = None, upper: object = None, *, inclusive: bool = False) -> Iterator[pa.Table]:
         """Give the rows from one key to before another, in order."""

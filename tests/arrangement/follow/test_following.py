@@ -8,14 +8,17 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from assertions import until
 
 import timespine as ts
 from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.follow import begin_following
+from timespine.arrangement.spine import process_memory, spine_driver
 from timespine.arrangement.spine.spine import Spine
 from timespine.client.api_for_engines import handle_of
 from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.read.change_feed import ChangeFeed
+from timespine.core.arrangement import memory_pressure
 from timespine.errors import Determinate, SinceError, UsageError
 
 KEY = {"id": "int64"}
@@ -261,3 +264,29 @@ def test_a_store_sets_the_levels_of_its_arrangements(tmp_path):
                 rules = index._current.spine._driver.levels.rules
                 assert (rules.row_bounds, rules.merge_min, rules.batches_max) == (bounds, (2,) * 9, 10)
                 assert index.metrics()["levels"][0]["batches"] == 0
+
+
+def test_a_store_sets_the_memory_of_its_arrangements(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_pressure, "RESERVE_BYTES", 0)
+    with ts.open(str(tmp_path / "store"), config=ts.Config(arrangement_memory_bytes=1)) as store:
+        orders = store.create("orders", key=KEY, value=VALUE, timeline="counter")
+        orders.append([{"id": n, "customer": "a", "total": 0.0} for n in range(3)])
+        with orders.arrange(folder=str(tmp_path / "index")) as index, orders.arrange() as in_memory:
+            figures = index.metrics()
+            assert (figures["memory limit bytes"], figures["bytes in memory"]) == (1, 0)
+            assert figures["bytes on disk"] > 0
+            assert in_memory.metrics()["bytes on disk"] == 0  # it has no folder
+            assert ids(index.get({"id": 2})) == ids(in_memory.get({"id": 2})) == [2]
+
+
+def test_an_arrangement_that_rests_goes_to_disk_when_the_process_grows(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_pressure, "RESERVE_BYTES", 0)
+    with ts.open(str(tmp_path / "store")) as store:
+        orders = store.create("orders", key=KEY, value=VALUE, timeline="counter")
+        orders.append([{"id": n, "customer": "a", "total": 0.0} for n in range(3)])
+        with orders.arrange(folder=str(tmp_path / "index")) as index:
+            assert index.metrics()["bytes on disk"] == 0
+            monkeypatch.setattr(spine_driver, "process_bytes", process_memory.machine_memory_bytes)
+            until(lambda: index.metrics()["bytes in memory"] == 0)  # the thread that follows looks now and then
+            assert index.metrics()["bytes on disk"] > 0
+            assert ids(index.get({"id": 2})) == [2]

@@ -12,8 +12,10 @@ from timespine.arrangement.batch.chunk import Chunk, chunks_of
 from timespine.arrangement.batch.key_filters import MemberFilter
 from timespine.arrangement.batch.layout import Layout
 from timespine.cached_property import cached_property
-from timespine.columnar.kernels.comparable_words import Key
+from timespine.columnar.kernels.comparable_words import Key, Probes
 from timespine.columnar.kernels.consolidate import consolidate
+from timespine.columnar.kernels.find_keys import located_rows
+from timespine.columnar.kernels.row_words import Index
 from timespine.core.batch import wrap_int64
 from timespine.model.time import Time, join, meet
 
@@ -127,6 +129,20 @@ class Batch:
             if not chunk.covers(key):
                 break
             yield chunk
+
+    def locate(self, probes: Probes) -> list[tuple[Chunk, Index]]:
+        """Find the rows of many keys, or of all that begin with them, chunk by chunk.
+
+        A chunk of a file that no key lies in is not touched, and so not read
+        (test_a_fetch_touches_only_chunks_that_keys_lie_in).
+        """
+        found = []
+        for chunk in self.chunks:
+            if chunk.may_have(probes):
+                located = chunk.locate(probes)
+                if len(located.keys):
+                    found.append((chunk, located_rows(located)))
+        return found
 
     def __repr__(self) -> str:
         return f"Batch({self.rows} rows, {len(self.chunks)} chunks, {self.location.value})"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 from timespine.arrangement.batch.batch import Batch, Location
 from timespine.arrangement.batch.chunk import Chunk, Coordinates, Diffs
 from timespine.arrangement.batch.layout import Layout
+from timespine.columnar.kernels.comparable_words import Probes
 from timespine.columnar.kernels.find_keys import WordIndex
 from timespine.columnar.kernels.row_words import fixed_view
 from timespine.columnar.parts.inline_part import read_message
@@ -99,6 +101,18 @@ class MappedChunk(Chunk):
         self.earliest, self.latest = stored.earliest, stored.latest
         self.negatives, self.diff_sum, self.nbytes = stored.negatives, stored.diff_sum, stored.nbytes
         self._load = load
+
+    def may_have(self, probes: Probes) -> bool:
+        """Return whether some of the keys may have rows here; one that is not mapped yet tells by its bounds."""
+        if "columns" in vars(self):
+            return True
+
+        def is_not_before(place: int) -> bool:
+            encoded = probes.key(place).encoded
+            return encoded >= self.first or self.first.startswith(encoded)
+
+        place = bisect_left(range(len(probes)), True, key=is_not_before)
+        return place < len(probes) and self.covers(probes.key(place))
 
     def __getattr__(self, name: str) -> object:
         """Map the chunk: only attributes that are not there yet come here."""

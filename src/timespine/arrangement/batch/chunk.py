@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.arrangement.batch.key_filters import MemberFilter, member_filter
+from timespine.arrangement.batch.key_filters import MemberFilter, WordBitmap, are_dense, member_filter
 from timespine.arrangement.batch.layout import Layout
 from timespine.cached_property import cached_property
-from timespine.columnar.kernels.comparable_words import Key, compare
-from timespine.columnar.kernels.find_keys import WordIndex
+from timespine.columnar.kernels.comparable_words import Key, Probes, compare
+from timespine.columnar.kernels.find_keys import Located, WordIndex, locate
 from timespine.columnar.kernels.row_words import INTEGERS, Index, is_text, single
 from timespine.columnar.schema.schema import DIFF
 from timespine.libraries import pc
@@ -31,6 +31,10 @@ CHUNK_ROWS = 1 << 20
 CHUNK_BYTES = 1 << 26
 """About the most bytes of a chunk."""
 
+PLACES_PAY = 8
+"""The reciprocal of the share of its rows that a chunk is asked for by fetches before it makes a bitmap for them. To
+make one takes about what the searches for that many keys take."""
+
 _SLACK_BYTES = 1 << 12
 """Bytes of other rows that a column may keep alive, whatever its size."""
 
@@ -41,6 +45,9 @@ Diffs = NDArray[Any]
 
 class Chunk:
     """Updates in order, at least one."""
+
+    _asked = 0
+    """Keys that fetches asked for. Threads count without a lock, so a few may be lost."""
 
     def __init__(
         self,
@@ -114,9 +121,26 @@ class Chunk:
     @cached_property
     def members(self) -> MemberFilter:
         """The filter that says whether there may be rows of a word."""
+        return member_filter(self.index.words, is_dense=self._is_dense)
+
+    @cached_property
+    def _is_dense(self) -> bool:
+        """Whether rows are arranged by integers that lie close together."""
         first = self.index.columns[0]
-        is_dense_kind = first.type.id in INTEGERS and not first.null_count
-        return member_filter(self.index.words, is_dense_kind=is_dense_kind)
+        return first.type.id in INTEGERS and not first.null_count and are_dense(self.index.words)
+
+    def may_have(self, probes: Probes) -> bool:
+        """Return whether some of the keys may have rows here; `locate` tells it exactly."""
+        return True
+
+    def locate(self, probes: Probes) -> Located:
+        """Find the rows of many keys, or of all that begin with them: by a search, or by a bitmap if there is one."""
+        self._asked += len(probes)
+        if self._asked * PLACES_PAY >= self.rows and self._is_dense:
+            members = self.members
+            if isinstance(members, WordBitmap) and members.tells_places:
+                return locate(self.index, probes, members.places)
+        return locate(self.index, probes)
 
     @cached_property
     def key_starts(self) -> Index | None:

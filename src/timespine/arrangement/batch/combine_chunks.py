@@ -94,6 +94,13 @@ def piece_at(chunk: Chunk, index: Index) -> Piece:
     return _piece(chunk, {name: column.take(named) for name, column in chunk.columns.items()}, index)
 
 
+def rows_of_chunk(chunk: Chunk, index: Index, names: Sequence[str]) -> SortedUpdates:
+    """Return some updates of a chunk of one time, which an ascending index names, with some of their columns."""
+    named = pa.array(index)
+    diffs = None if chunk.diffs is None else chunk.diffs[index]
+    return SortedUpdates({name: chunk.columns[name].take(named) for name in names}, (), diffs, len(index))
+
+
 def _piece(chunk: Chunk, columns: dict[str, pa.Array], places: slice | Index) -> Piece:
     times: Coordinates | Time = _times_of(chunk)
     if chunk.times is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from timespine.arrangement.batch.batch import Batch, batch_of
 from timespine.arrangement.batch.layout import Layout
@@ -79,7 +80,8 @@ class Beginning:
     def __init__(self, collection: Collection, question: Question) -> None:
         self._collection = collection
         self._question = question
-        self._rules = level_rules(handle_of(collection).config)
+        config = handle_of(collection).config
+        self._limits: dict[str, Any] = {"rules": level_rules(config), "memory_bytes": config.arrangement_memory_bytes}
         self.counts = BeginCounts()
         """How often it began, and from what."""
 
@@ -152,7 +154,7 @@ class Beginning:
         as_of = None if last == INT64_MAX else last
         feed = self._collection.subscribe(as_of, columns=named.columns, where=named.where, snapshot=False)
         try:
-            spine = Spine(layout.schema, layout.by, folder=folder, rules=self._rules)
+            spine = Spine(layout.schema, layout.by, folder=folder, **self._limits)
         except BaseException:
             feed.close()
             raise
@@ -163,7 +165,7 @@ class Beginning:
         """Read the collection into a new spine."""
         feed = self._collection.subscribe(columns=named.columns, where=named.where)
         try:
-            spine = Spine(layout.schema, layout.by, folder=folder, restores=False, rules=self._rules)
+            spine = Spine(layout.schema, layout.by, folder=folder, restores=False, **self._limits)
         except BaseException:
             feed.close()
             raise

@@ -51,13 +51,13 @@ class ArrangedReads:
             raise UsageError(f"this key has {len(found)} rows: use `get`")
         return found[0] if found else None
 
-    def fetch(self, keys: object, *, counts: bool = False) -> pa.Table:
-        """Return the rows of many keys, in order.
+    def fetch(self, keys: object, *, columns: Sequence[str] | None = None, counts: bool = False) -> pa.Table:
+        """Return the rows of many keys, in order; with `columns`, only these of them.
 
         With `counts`, each row comes once, with its count in `_diff`. `keys` is one key as a dictionary, many in any
         form that rows have, or values of the first arranged column.
         """
-        found = self._read(lambda view: view.fetch(keys_of(keys, view.layout.by)))
+        found = self._read(lambda view: view.fetch(keys_of(keys, view.layout.by), columns))
         return found if counts else repeated(found)
 
     def scan(self, lower: object = None, upper: object = None, *, inclusive: bool = False) -> Iterator[pa.Table]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.combine_chunks import Piece, SortedUpdates, net_as_of, piece_at, piece_between
+from timespine.arrangement.batch.combine_chunks import SortedUpdates, net_as_of, piece_at, piece_between, rows_of_chunk
 from timespine.arrangement.batch.key_filters import FilterCounts
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.batch.walk_batches import Walk
@@ -34,12 +34,11 @@ from timespine.columnar.ingest.cast import cast_column
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.kernels.comparable_words import Key, Probes
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.find_keys import locate, located_rows
 from timespine.columnar.kernels.row_words import Index, single
 from timespine.columnar.schema.schema import DIFF, shown_names
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
-from timespine.model.time import Time, check_time
+from timespine.model.time import Time, check_time, less_equal
 from timespine.pool import Pool, outcome
 
 SHARE_KEYS = 1 << 14
@@ -114,25 +113,29 @@ class ArrangementView:
         netted = net_as_of([piece_between(*hit) for hit in hits], self.layout, self.as_of)
         return repeated(self._table([] if netted is None else [netted]))
 
-    def fetch(self, keys: object) -> pa.Table:
+    def fetch(self, keys: object, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of many keys, in order, with their counts in `_diff`.
 
-        `keys` has the arranged columns, or the first of them: then a key stands for all that begin with it.
+        `keys` has the arranged columns, or the first of them: then a key stands for all that begin with it. With
+        `columns`, the rows have only these, and rows that differ in others stay apart.
         """
         probes = self._probes(keys)
+        names = self.layout.schema.names if columns is None else tuple(columns)
+        for name in names:
+            self.layout.schema.field(name)
         shares = min(_cores(), len(probes) // SHARE_KEYS)
         if shares < 2:
-            return self._table(self._fetched(probes))
+            return self._table(self._fetched(probes, names), columns)
         cuts = [len(probes) * share // shares for share in range(shares + 1)]
         parts = [probes.slice(start, stop) for start, stop in pairwise(cuts)]
         # A pool of its own: a shared one does not survive a fork.
         pool = Pool(shares - 1, "timespine-fetch", "the fetch is over")
         try:
-            others = [pool.submit(self._fetched, part) for part in parts[1:]]
-            found = [*self._fetched(parts[0]), *(each for other in others for each in outcome(other))]
+            others = [pool.submit(self._fetched, part, names) for part in parts[1:]]
+            found = [*self._fetched(parts[0], names), *(each for other in others for each in outcome(other))]
         finally:
             pool.shutdown(wait=False)
-        return self._table(found)
+        return self._table(found, columns)
 
     def scan(
         self,
@@ -254,41 +257,28 @@ class ArrangementView:
         distinct = _distinct(pa.table({name: cast_column(name, table.column(name), types[name]) for name in names}))
         return Probes([single(distinct.column(name)) for name in names])
 
-    def _fetched(self, probes: Probes) -> list[SortedUpdates]:
-        """Find the rows of keys, in order."""
+    def _fetched(self, probes: Probes, names: Sequence[str]) -> list[SortedUpdates]:
+        """Find the rows of keys, in order; at least some columns of them."""
         if not len(probes):
             return []
-        by_batch = [self._pieces(batch, probes) for batch in self.batches]
-        found = [pieces for pieces in by_batch if pieces]
-        if len(found) == 1:
+        found = [rows for batch in self.batches if (rows := batch.locate(probes))]
+        if len(found) == 1 and len({chunk.time for chunk, _ in found[0]}) == 1 and found[0][0][0].time is not None:
             # The chunks of one batch do not overlap. SUBTLE: updates of one row may be in two of them, at two times.
-            pieces = found[0]
-            if pieces[0].chunk.time is not None and len({piece.chunk.time for piece in pieces}) == 1:
-                netted = [net_as_of([piece], self.layout, self.as_of) for piece in pieces]
-                return [each for each in netted if each is not None]
-        together = net_as_of([piece for pieces in found for piece in pieces], self.layout, self.as_of)
+            is_seen = less_equal(found[0][0][0].latest, self.as_of)
+            return [rows_of_chunk(chunk, rows, names) for chunk, rows in found[0]] if is_seen else []
+        pieces = [piece_at(chunk, rows) for each in found for chunk, rows in each]
+        together = net_as_of(pieces, self.layout, self.as_of)
         return [] if together is None else [together]
 
-    def _pieces(self, batch: Batch, probes: Probes) -> list[Piece]:
-        """Return the updates of a batch that keys have."""
-        pieces = []
-        for chunk in batch.chunks:
-            located = locate(chunk.index, probes)
-            if len(located.keys):
-                pieces.append(piece_at(chunk, located_rows(located)))
-        return pieces
-
-    def _table(self, found: Sequence[SortedUpdates]) -> pa.Table:
-        """Return rows as a table, with their counts."""
-        names, shape = self.layout.schema.names, self._shape
+    def _table(self, found: Sequence[SortedUpdates], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return rows as a table, with their counts: all columns, or some."""
+        shape = self.layout.counted_arrow
+        names = self.layout.schema.names if columns is None else columns
+        if columns is not None:
+            shape = pa.schema([shape.field(name) for name in (*columns, DIFF)])
         columns = [pa.chunked_array([each.columns[name] for each in found], shape.field(name).type) for name in names]
         diffs = pa.chunked_array([pa.array(each.diff_array()) for each in found], pa.int64())
         return pa.Table.from_arrays([*columns, diffs], schema=shape)
-
-    @property
-    def _shape(self) -> pa.Schema:
-        """The columns of a table of rows."""
-        return self.layout.counted_arrow
 
     def _no_keys(self) -> pa.Table:
         return pa.schema([self.layout.schema.arrow.field(name) for name in self.layout.by]).empty_table()

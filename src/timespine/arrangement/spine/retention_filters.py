@@ -24,7 +24,6 @@ from timespine.arrangement.batch.combine_chunks import Piece, SortedUpdates, pie
 from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.kernels.comparable_words import Probes, compare
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.find_keys import locate, located_rows
 from timespine.columnar.kernels.row_words import single
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.schema.schema import DIFF
@@ -115,7 +114,7 @@ def _kept_beside(wanted: ValueFilter, updates: SortedUpdates, layout: Layout, ot
     names = list(layout.order)
     ours = _table(updates, layout).select(names)
     probes = Probes([single(column) for column in _each_once(ours.select(layout.by)).columns])
-    pieces = [piece for batch in others for piece in _pieces(batch, probes)]
+    pieces = [piece_at(chunk, rows) for batch in others for chunk, rows in batch.locate(probes)]
     theirs = [pa.table({name: piece.columns[name] for name in names}) for piece in pieces]
     found = [_with_diff(ours, 1), *(_with_diff(table, _OTHERS) for table in theirs)]
     every = consolidate(pa.concat_tables(found), names)
@@ -160,12 +159,6 @@ def _key_starts(rows: pa.Table, layout: Layout) -> Mask:
         before = [each.slice(0, len(each) - 1) for each in columns]
         starts[1:] = compare([each.slice(1) for each in columns], before) != 0
     return starts
-
-
-def _pieces(batch: Batch, probes: Probes) -> list[Piece]:
-    """Return the updates of a batch that keys have."""
-    found = [(chunk, locate(chunk.index, probes)) for chunk in batch.chunks]
-    return [piece_at(chunk, located_rows(located)) for chunk, located in found if len(located.keys)]
 
 
 def _mask(where: RowFilter, table: pa.Table) -> Mask:

@@ -26,7 +26,7 @@ from timespine.arrangement.read.key_window import WindowSource
 from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.arrangement.spine.merge_threads import Mergers, shared_mergers
 from timespine.arrangement.spine.retention_filters import Keep, RetentionFilters, RowFilter, ValueFilter
-from timespine.arrangement.spine.spine_driver import SpineDriver
+from timespine.arrangement.spine.spine_driver import SpineDriver, batch_bytes
 from timespine.arrangement.spine.spine_metrics import spine_metrics
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.columnar.predicate.where import Where, as_predicate
@@ -238,6 +238,14 @@ class Spine:
     def is_settled(self) -> bool:
         """Return whether no merge is under way, and none is due."""
         return levels.is_settled(self._driver.levels, self._driver.resources())
+
+    def relieve_memory(self) -> None:
+        """Let levels merge early, to files, if memory became short while nothing changed here.
+
+        Every change of a spine looks at the memory of all spines of the process; this is for those that rest, while
+        other things of the process grow.
+        """
+        self._driver.wake_if_memory_is_short(batch_bytes())
 
     # Keeping.
 

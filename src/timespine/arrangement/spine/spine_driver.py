@@ -25,8 +25,8 @@ from timespine.arrangement.spine.retention_filters import RetentionFilters
 from timespine.arrangement.spine.sliced_merge import SlicedMerge, merge_batches
 from timespine.core.arrangement import level_transitions
 from timespine.core.arrangement.level_transitions import MergePlan, fork
-from timespine.core.arrangement.levels import SpineLevels, due_levels
-from timespine.core.arrangement.memory_pressure import Resources, pressure_of
+from timespine.core.arrangement.levels import LevelSlot, SpineLevels, due_levels
+from timespine.core.arrangement.memory_pressure import MemoryPressure, Resources, pressure_of
 from timespine.core.arrangement.spine_files import Manifest
 from timespine.core.effects import (
     DeleteFiles,
@@ -62,6 +62,16 @@ _open: dict[int, weakref.ref[SpineDriver]] = {}
 SUBTLE: threads add drivers while others list them. `tuple(_open.values())` is one step of the interpreter; to iterate a
 `WeakSet` is many (test_forks_are_made_while_others_measure_the_memory).
 """
+
+
+def open_drivers() -> list[SpineDriver]:
+    """Return the drivers of this process that are not closed."""
+    return [driver for each in tuple(_open.values()) if (driver := each()) is not None]
+
+
+def batch_bytes() -> int:
+    """Return the bytes of the batches in memory of all spines of this process."""
+    return sum(each.memory_bytes() for each in open_drivers())
 
 
 class OpenedMerge:
@@ -102,7 +112,9 @@ class SpineDriver:
         """The bytes that batches in memory may take."""
         # A limit of the machine is for the whole process. One that a user gives is for batches.
         self._counts_process = memory_bytes is None
-        self._counted: tuple[SpineLevels[Batch] | None, int] = (None, 0)
+        self._counted: tuple[SpineLevels[Batch] | None, tuple[int, ...]] = (None, ())
+        self._woken_at = MemoryPressure.LOW
+        """The pressure of memory when levels were last woken."""
         self._listed: tuple[SpineLevels[Batch], tuple[Batch, ...]] = (levels, levels.batches)
         self._begin()
         self._performers: dict[type[Effect], Callable[[Any], Any]] = {
@@ -182,6 +194,11 @@ class SpineDriver:
         if self.levels is not before:
             self._bell.ring()
             self.wake_levels()
+            if len(_open) > 1:
+                batches = batch_bytes()
+                for other in open_drivers():
+                    if other is not self:
+                        other.wake_if_memory_is_short(batches)
             if self.levels.is_closing:
                 self._mergers.wake()
         return answer
@@ -192,7 +209,9 @@ class SpineDriver:
         SUBTLE: a level may become due while its task ends. The task leaves `_busy_levels` under the lock, and then
         looks again: one of the two sees the other (test_a_level_that_is_due_when_its_task_ends_gets_a_new_one).
         """
-        due = due_levels(self.levels, self.resources())
+        resources = self.resources()
+        self._woken_at = resources.pressure
+        due = due_levels(self.levels, resources)
         if not due:
             return
         with self._lock:
@@ -201,6 +220,20 @@ class SpineDriver:
         for level in starting:
             perform, ended = partial(self._perform_for_level, level), partial(self._level_ended, level)
             self._mergers.start(LevelTask(merge_level(level), perform, ended))
+
+    def wake_if_memory_is_short(self, batches: int) -> None:
+        """Start the merges that are due early, if memory became short since levels were last woken.
+
+        `batches` are the bytes of the batches in memory of all spines. Those of other spines, and all else that the
+        process holds, take memory while nothing changes here.
+        SUBTLE: in a forked child this spine may still have the folder of its parent; then nothing of it may run
+        (test_a_forked_child_leaves_spines_alone_that_it_does_not_use).
+        """
+        if self._folder is None or self._pid != os.getpid():
+            return
+        before, self._woken_at = self._woken_at, pressure_of(self._used_bytes(batches), self.limit_bytes)
+        if self._woken_at >= MemoryPressure.HIGH and self._woken_at > before:
+            self.wake_levels()
 
     def _perform_for_level(self, level: int, effect: Effect) -> Any:
         """Carry out an effect of the task of a level, and count the time of its merges."""
@@ -228,8 +261,9 @@ class SpineDriver:
 
     def used_bytes(self) -> int:
         """Return the bytes that count against the limit: batches in memory of all spines, or what the process has."""
-        drivers = [driver for each in tuple(_open.values()) if (driver := each()) is not None]
-        batches = sum(each.memory_bytes() for each in drivers)
+        return self._used_bytes(batch_bytes())
+
+    def _used_bytes(self, batches: int) -> int:
         return max(batches, process_bytes()) if self._counts_process else batches
 
     def state_and_batches(self) -> tuple[SpineLevels[Batch], tuple[Batch, ...]]:
@@ -241,13 +275,14 @@ class SpineDriver:
         return listed
 
     def memory_bytes(self) -> int:
-        """Return the bytes of the batches in memory, counted once per state."""
+        """Return the bytes of the batches in memory, counted once per state, and only in levels that changed."""
         state = self.levels
         counted, known = self._counted
         if counted is not state:
-            known = sum(batch.nbytes for batch in state.batches if batch.in_memory)
+            before = state.slots if counted is None else counted.slots
+            known = tuple(map(_memory_bytes, state.slots, before, known or (None,) * len(state.slots)))
             self._counted = (state, known)
-        return known
+        return sum(known)
 
     def set_origin(self, origin: bytes) -> None:
         """Set what the next manifests say of the collection that the rows are of."""
@@ -350,3 +385,14 @@ class SpineDriver:
             manifest = Manifest(each.number, tuple(file.name for file in each.files))
             found.append(SavedManifest(manifest, each.is_dirty, each.since, each.upper))
         return found
+
+
+def _memory_bytes(slot: LevelSlot[Batch], before: LevelSlot[Batch], known: int | None) -> int:
+    """Return the bytes of the batches in memory of a level; `known` are those that it had before."""
+    entries, earlier = slot.entries, 0
+    if known is not None:
+        if slot is before:
+            return known
+        if entries[:-1] == before.entries:  # a batch was inserted, and nothing else happened
+            entries, earlier = entries[-1:], known
+    return earlier + sum(batch.nbytes for batch, _ in entries if batch.in_memory)

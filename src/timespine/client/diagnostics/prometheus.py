@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from timespine.client.diagnostics.arrangement_metrics import FIGURES, arrangement_metrics, figure_name
+from timespine.client.diagnostics.arrangement_metrics import (
+    FIGURES,
+    LEVEL_FIGURES,
+    arrangement_metrics,
+    figure_name,
+    level_metrics,
+)
 from timespine.client.diagnostics.metrics import GAUGES, collection_metrics, process_metrics
 from timespine.client.inner_handles import CollectionHandle
 from timespine.errors import TimespineError
@@ -49,15 +55,18 @@ class StoreCollector(Collector):
         yield counted
 
     def _arrangements(self) -> Iterator[Metric]:
-        """Give the figures of the open arrangements, labelled by collection and arranged columns."""
-        families = {
-            name: GaugeMetricFamily(figure_name(name), text, labels=["collection", "by"])
-            for name, text in FIGURES.items()
-        }
-        for collection, by, figures in arrangement_metrics(self._store._context):
-            for name, value in figures.items():
-                families[name].add_metric([collection, by], value)
-        yield from families.values()
+        """Give the figures of the open arrangements by collection and arranged columns, and those of their levels."""
+        context = self._store._context
+        whole = {name: (figure_name(name), text) for name, text in FIGURES.items()}
+        yield from _families(
+            whole, ["collection", "by"], (([name, by], found) for name, by, found in arrangement_metrics(context))
+        )
+        levels = {name: (figure_name(f"level {name}"), text) for name, text in LEVEL_FIGURES.items()}
+        yield from _families(
+            levels,
+            ["collection", "by", "level"],
+            (([name, by, level], found) for name, by, level, found in level_metrics(context)),
+        )
 
     def _current(self) -> list[tuple[str, CollectionHandle]]:
         """List the open collections by their newest names, without dropped ones."""
@@ -70,6 +79,17 @@ class StoreCollector(Collector):
     def describe(self) -> list[Metric]:
         """Return nothing: the metrics depend on the collections."""
         return []
+
+
+def _families(
+    named: Mapping[str, tuple[str, str]], labels: Sequence[str], measured: Iterable[tuple[list[str], dict[str, float]]]
+) -> Iterator[Metric]:
+    """Give one family for each named figure, with what was measured under its labels."""
+    families = {each: GaugeMetricFamily(name, text, labels=labels) for each, (name, text) in named.items()}
+    for values, figures in measured:
+        for name, value in figures.items():
+            families[name].add_metric(values, value)
+    yield from families.values()
 
 
 def register_collector(store: Store, registry: CollectorRegistry = REGISTRY) -> StoreCollector:
