@@ -256,7 +256,7 @@ def _refresh_once(store: Store, works: list[Work], time: int, spark: Any, engine
         _move_kept(work, time)
         _move_holds(work, time)
         if work.choice is not None and work.choice.expected:
-            note_refresh(store, work.id, work.choice.engine, work.choice.expected, work.seconds)
+            note_refresh(store, work.id, work.choice.way, work.choice.expected, work.seconds)
     return {work.name: _report(work, max(time, work.before)) for work in works}
 
 
