@@ -1,5 +1,8 @@
 """Which engine refreshes a view: sizes decide, past refreshes correct, and every choice says why."""
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pytest
 from memory_store import MemoryStore
@@ -111,3 +114,31 @@ def test_what_a_refresh_took_is_kept_by_its_way_and_read_by_the_next_choice(monk
         assert view.refresh().why == "so"
         assert asked == [(Sizes(changed=1, touched=1, total=5), told)]
         assert read_took(store, view.id)["process"][0] > 1
+
+
+WITHOUT_SPARK = """
+import sys
+sys.modules["pyspark"] = None
+import timespine as ts
+with ts.open(sys.argv[1]) as store:
+    store.create("a", key={"k": "int64"}, value={"g": "int64", "s": "string"}, timeline="counter")
+    store["a"].append([{"k": 1, "g": 1, "s": "x"}])
+    view = store.view("sums", sql="SELECT g, count(*) AS n FROM a GROUP BY g", key=["g"])
+    store["a"].append([{"k": 2, "g": 1, "s": "y"}])
+    print(view.refresh().engine, view.snapshot().to_pylist(), view.verify().is_exact)
+    try:
+        store.view("odd", sql="SELECT soundex(s) AS x FROM a")
+    except ts.UnsupportedView as error:
+        print(error)
+print("pyspark.sql" in sys.modules)
+"""
+
+
+def test_without_spark_installed_portable_views_work_and_others_are_refused_with_reasons(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SPARK, str(tmp_path / "store")], capture_output=True, text=True, check=True
+    )
+    first, *others, last = done.stdout.splitlines()
+    assert first == "process [{'g': 1, 'n': 2}] True"
+    assert "soundex" in "".join(others)
+    assert last == "False"
