@@ -120,8 +120,8 @@ class Scalars:
             if found is None:
                 raise refuse(node, str(error), "this process cannot compute it as Spark does; Spark has to") from None
             return found
-        except NoRule as known:
-            found = None if known.reason.forbidden else self._on_spark(node)
+        except NoRule as refused:
+            found = None if refused.reason.forbidden else self._on_spark(node)
             if found is None:
                 raise
             return found
