@@ -163,33 +163,6 @@ def test_the_session_of_the_caller_keeps_its_settings_and_names(spark, tmp_path)
         spark.conf.set("spark.sql.ansi.enabled", "true")
 
 
-def test_the_stream_source_and_dataframes_of_a_view_are_those_of_its_changes(spark, tmp_path):
-    with new_store(tmp_path / "store") as store:
-        view = store.view("sums", sql="SELECT g, sum(v) AS s FROM a GROUP BY g", key=["g"])
-        got = []
-
-        def run():
-            stream = spark.readStream.format("timespine").option("readChangeFeed", "true")
-            frame = stream.load(f"{store.location}/sums").select("g", "s", "_change_type")
-            writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
-            query = writer.trigger(availableNow=True).foreachBatch(
-                lambda rows, _: got.extend(map(tuple, rows.collect()))
-            )
-            assert query.start().awaitTermination(300)
-
-        run()
-        assert sorted(got, key=repr) == [(1, 5, "insert"), (None, 2, "insert")]
-        got.clear()
-        with store.transaction() as tx:
-            tx.upsert("a", [{"k": 3, "g": 1, "v": 4, "s": None}])
-            tx.delete("a", [{"k": 2}])
-        store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
-        view.refresh()
-        run()
-        assert sorted(got, key=repr) == [(1, 5, "update_preimage"), (1, 9, "update_postimage"), (None, 2, "delete")]
-        assert [tuple(row) for row in view.snapshot().to_spark(spark).collect()] == [(1, 9)]
-
-
 # Many rows.
 
 
