@@ -31,6 +31,8 @@ SENTENCES: Mapping[str, str] = {
     "replace-blocked-name": "pass replace=True to give it again, or give another name",
     "use-another-name": "give another name",
     "drop-views-first": "drop them first, or pass force=True: they keep their rows, and are refreshed no more",
+    "drop-again": "drop it again in a moment: the next call that creates or drops a view releases what an interrupted "
+    "drop left; or pass force=True",
     "release-or-force": "release them, or pass force=True to drop it anyway",
     "release-or-drop": "release them, or drop it first with store.drop({name!r}, force=True)",
     "use-clock": "create the collection with timeline='clock'",

@@ -267,7 +267,7 @@ def drain_does_not_truncate() -> Iterator[None]:
             if not batch.is_wholly_below(lower) and batch.has_times_below(upper)
         ]
 
-    with patched(unsealed_module, "drained_runs", drained), patched(append_module, "drained_runs", drained):
+    with patched(push_module, "drained_runs", drained), patched(append_module, "drained_runs", drained):
         yield
 
 

@@ -246,7 +246,7 @@ def a_drain_begins_one_time_too_late() -> Iterator[None]:
             for batch in state.unsealed.between(state.trace.upper, upper)
         ]
 
-    with patched(unsealed_module, "drained_runs", drained):
+    with patched(push_module, "drained_runs", drained):
         yield
 
 

@@ -18,6 +18,7 @@ from timespine.views import compute_changes, rebuild, refresh, refresh_one_view,
 from timespine.views.engine import accumulators
 from timespine.views.engine.evaluate import Evaluator
 from timespine.views.engine.store_source import InputReader
+from timespine.views.engine.touched_rows import TouchedRows
 from timespine.views.every import timed_evaluate
 from timespine.views.every.timed_rows import TIME, sum_timed
 from timespine.views.plan import delta
@@ -155,17 +156,23 @@ def a_refresh_that_comes_late_fails() -> Iterator[None]:
 @in_views
 @bug
 def changes_are_those_since_a_stale_time() -> Iterator[None]:
-    real = InputReader.changes
+    real, shared = InputReader.changes, TouchedRows.changes
+
+    def from_stale(rows, call):
+        before, since = rows.before, rows.handle.state().since
+        rows.before = max(before - 1, since.time if since.elements else 0, 0)
+        try:
+            return call()
+        finally:
+            rows.before = before
 
     def changes(self, columns):
-        before, since = self.before, self.handle.state().since
-        self.before = max(before - 1, since.time if since.elements else 0, 0)
-        try:
-            return real(self, columns)
-        finally:
-            self.before = before
+        return from_stale(self, lambda: real(self, columns))
 
-    with patched(InputReader, "changes", changes):
+    def shared_changes(self):
+        return from_stale(self, lambda: shared(self))
+
+    with patched(InputReader, "changes", changes), patched(TouchedRows, "changes", shared_changes):
         yield
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from kinds import kinds_that_never_happen
@@ -9,6 +10,7 @@ from kinds import kinds_that_never_happen
 from timespine.testing import simulate
 from timespine.testing.refreshers import queries
 from timespine.testing.refreshers.view_history import run_view_history
+from timespine.testing.refreshers.view_users import ViewUser
 from timespine.testing.simulator.checker import FAULT_KINDS
 from timespine.testing.simulator.simulator import Faults
 
@@ -41,6 +43,29 @@ def test_the_command_runs_histories_of_views(capsys):
 @pytest.mark.parametrize("seed", [1, 46, 51, 57, 113])
 def test_histories_that_once_went_wrong_go_right(seed):
     assert run_view_history(seed, 30).violations == []
+
+
+@pytest.mark.parametrize(
+    ("said", "is_reason"),
+    [
+        ("collection x1 is read by view v0; drop them first", True),
+        ("collection x1 is read by views v0, v1; drop them first", True),
+        ("collection v0 is read by view v1; drop them first", True),
+        ("collection x1 is held for a view that is being dropped (view-v0-7); drop it again", True),
+        ("collection x2 is read by view v0; drop them first", False),
+        ("collection x2 is under critical holds (view-v0-7)", False),
+        ("collection x1 is under critical holds (mine); release them", False),
+        ("collection x1 is read by view v1; drop them first", False),
+    ],
+)
+def test_a_refused_drop_is_excused_only_by_a_view_that_reads_the_collection(said, is_reason):
+    entries = {"x1": "", "x2": "", "v0": "view", "v1": "view"}
+    entries = {name: SimpleNamespace(id=f"{name}-7", role=role) for name, role in entries.items()}
+    later = {name: entry for name, entry in entries.items() if name != "v0"}  # dropped since
+    world = SimpleNamespace(names=[(1, SimpleNamespace(entries=entries)), (2, SimpleNamespace(entries=later))])
+    checks = SimpleNamespace(inputs_of={"v0-7": ("x1-7",), "v1-7": ("v0-7",)})
+    user = SimpleNamespace(world=world, checks=checks)
+    assert ViewUser._names_a_reader(user, said) == is_reason
 
 
 def test_queries_mean_what_they_say():

@@ -11,7 +11,7 @@ import pytest
 import timespine as ts
 from timespine.spark.write import driver_or_tasks
 from timespine.views import choose_engine, refresh_one_view
-from timespine.views.spark_engine import source
+from timespine.views.spark_engine import evaluate, source
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql import from_sql
 
@@ -31,6 +31,12 @@ def told(spark, store, sql, time):
 def stage_rows(store, view, time):
     stage = next(name for name in store.names(hidden=True) if name.startswith(f"timespine.stage.{view.id}"))
     return counted(store[stage].snapshot(as_of=time, multiplicity="column"))
+
+
+def stages_rows(store, view, time):
+    names = [name for name in store.names(hidden=True) if name.startswith(f"timespine.stage.{view.id}")]
+    assert len(names) == 2
+    return [counted(store[name].snapshot(as_of=time, multiplicity="column")) for name in sorted(names)]
 
 
 # Changes from changes.
@@ -75,6 +81,40 @@ def test_expressions_beyond_the_list_of_the_process_are_incremental_on_spark(spa
         with pytest.raises(ts.UsageError, match="only Spark"):
             again.refresh(engine="process")
         assert view.upper == before
+
+
+def test_the_driver_computes_what_is_on_the_list_below_what_only_spark_computes(spark, tmp_path, monkeypatch):
+    """A join below a function that only Spark has, and a stage with such a function over a stage without."""
+    joined = []
+    whole = evaluate.join_frames
+    monkeypatch.setattr(evaluate, "join_frames", lambda *given: joined.append(given[0]) or whole(*given))
+    texts = {
+        "pairs": "SELECT a.k, b.v, soundex(a.s) AS x FROM a JOIN b ON a.g = b.g",
+        "groups": "SELECT n, min(soundex(s)) AS lo FROM (SELECT g, s, count(*) AS n FROM a GROUP BY g, s) GROUP BY n",
+    }
+    rng = random.Random(11)
+    with new_store(tmp_path / "store") as store:
+        for name, sql in texts.items():
+            for engine in ("driver", "spark"):
+                store.view(f"{name}_{engine}", sql=sql, policy="incremental", spark=spark, check=False)
+        for _ in range(3):
+            step(rng, store)
+        joined.clear()
+        done = store.refresh(["pairs_driver", "groups_driver"], spark=spark)
+        assert {(each.engine, each.how, "soundex" in each.why) for each in done.values()} == {
+            ("spark", "changes", True)
+        }
+        assert joined == []
+        store.refresh(["pairs_spark", "groups_spark"], spark=spark, engine="spark")
+        assert joined
+        for name, sql in texts.items():
+            one, two = store.view(f"{name}_driver"), store.view(f"{name}_spark")
+            time = one.upper.time - 1
+            expected = told(spark, store, sql, time)
+            assert counted(one.snapshot(multiplicity="column")) == expected
+            assert counted(two.snapshot(multiplicity="column")) == expected
+            if name == "groups":
+                assert stages_rows(store, one, time) == stages_rows(store, two, time)
 
 
 def test_what_the_process_declines_goes_to_spark_and_says_so(spark, tmp_path):
@@ -264,10 +304,11 @@ def test_sizes_decide_and_past_refreshes_correct(spark, tmp_path, monkeypatch):
         monkeypatch.setattr(choose_engine, "_BASE_S", {"process": 1e6, "spark": 0.6})
         store["a"].append([{"k": 101, "g": 1, "v": 1, "s": None}])
         store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
-        assert view.refresh().engine == "spark"
+        done = view.refresh()
+        assert (done.engine, done.how) == ("spark", "whole")  # one of three rows changed
         from timespine.views.refresh_costs import read_took
 
-        assert set(read_took(store, view.id)) == {"process", "spark"}
+        assert set(read_took(store, view.id)) == {"process", "spark whole"}
         store.drop("sums")
         assert store.names(hidden=True) == ["a", "b", "timespine.views"]
 

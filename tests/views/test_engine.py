@@ -11,6 +11,7 @@ from assertions import examples
 from hypothesis import given, settings
 from plans import TABLES, changed_plans
 
+import timespine as ts
 from timespine.testing.views import Versions, minus
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import Evaluator
@@ -166,3 +167,22 @@ def test_spreads_of_numbers_whose_squares_are_no_doubles_are_declined():
         rows = pl.DataFrame({"x": [value, value], WEIGHT: [1, 1]})
         with pytest.raises(Declined) if is_declined else contextlib.nullcontext():
             assert Grouping(node).accumulate(rows)["value0"].item() == 0.0
+
+
+def test_pairs_of_rows_that_never_met_are_not_computed(tmp_path):
+    """Both sides change at once: the new row of one would meet the old row of the other, and divide by zero."""
+    store = ts.open(tmp_path / "store")
+    for name, v in (("a", 1), ("b", 5)):
+        store.create(name, key={"k": "int64"}, value={"v": "int64"}, timeline="counter")
+        store[name].append([{"k": 1, "v": v}])
+    view = store.view("halves", sql="SELECT a.k, 12 / (a.v - b.v) AS h FROM a JOIN b ON a.k = b.k")
+    grouped = store.view("sums", sql="SELECT a.k, sum(12 / (a.v - b.v)) AS h FROM a JOIN b ON a.k = b.k GROUP BY a.k")
+    kept = store.view("kept", sql="SELECT k, 12 / (v - 5) AS h FROM a WHERE k IN (SELECT v FROM b)")
+    with store.transaction() as tx:
+        tx.upsert("a", [{"k": 1, "v": 5}])
+        tx.upsert("b", [{"k": 1, "v": 1}])
+    with pytest.raises(ts.UsageError, match="division by zero"):
+        kept.refresh()
+    assert [store.refresh([name])[name].changes for name in ("halves", "sums")] == [2, 2]
+    assert view.snapshot().to_pylist() == grouped.snapshot().to_pylist() == [{"k": 1, "h": 3.0}]
+    store.close()

@@ -83,6 +83,40 @@ def test_all_reasons_are_found_at_once():
     assert len(refused.value.reasons) == 3
 
 
+class AnyType:
+    """A session of Spark that gives a type to everything."""
+
+    def type_of(self, text, args):
+        return pa.bool_() if any(sign in text for sign in "<>=") or "BETWEEN" in text else pa.date32()
+
+
+MOMENTS = [
+    "date'today'",
+    "timestamp'now'",
+    "CAST('Tomorrow' AS DATE)",
+    "CAST(' now UTC' AS TIMESTAMP)",
+    "to_date('today')",
+]
+DATED = {"a": pa.schema([("t", pa.date32()), ("w", pa.timestamp("us", "UTC")), ("s", pa.string())])}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [*MOMENTS, *(f"soundex({each})" for each in MOMENTS), "t > 'today'", "w < 'now'", "t BETWEEN 'yesterday' AND t"],
+)
+def test_texts_that_spark_reads_as_a_time_of_its_clock_are_forbidden(written):
+    with pytest.raises(UnsupportedView, match="follows the clock") as refused:
+        plan_of(parse_query(f"SELECT {written} AS r FROM a"), DATED, AnyType())
+    assert all(reason.forbidden for reason in refused.value.reasons)
+
+
+@pytest.mark.parametrize(
+    "written", ["s = 'today'", "s IN ('now', 'x')", "soundex(concat(s, 'now'))", "t > date'2020-01-01'"]
+)
+def test_such_texts_are_texts_elsewhere(written):
+    plan_of(parse_query(f"SELECT {written} AS r FROM a"), DATED, AnyType())
+
+
 @pytest.mark.parametrize(
     "sql",
     [
@@ -90,6 +124,17 @@ def test_all_reasons_are_found_at_once():
         "SELECT now() AS r FROM a",
         "SELECT current_date() AS r FROM a",
         "SELECT first(k) AS r FROM a",
+        *(
+            f"SELECT {each} AS r FROM a"
+            for each in (
+                *("random()", "randn()", "uuid()", "shuffle(array(k))", "monotonically_increasing_id()", "version()"),
+                *("spark_partition_id()", "input_file_name()", "current_user", "current_user()", "session_user()"),
+                *("last(k)", "any_value(k)", "collect_list(k)", "collect_set(k)", "mode(k)", "listagg(s)"),
+                *("percentile_approx(k, 0.5)", "approx_count_distinct(k)", "approx_top_k(k)", "unix_timestamp()"),
+                *("current_timestamp", "current_timestamp()", "curdate()", "localtimestamp()", "current_timezone()"),
+                *("current_catalog()", "current_database()", "current_schema()", "reflect('a', 'b')", "uniform(1, 2)"),
+            )
+        ),
         "SELECT k FROM a TABLESAMPLE (10 PERCENT)",
         "SELECT k FROM a LIMIT 3",
     ],

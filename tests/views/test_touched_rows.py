@@ -1,4 +1,4 @@
-"""Rows that the views of a refresh share are those that the store gives, before and after."""
+"""Rows that the views of a refresh share, or that a process keeps, are those that the store gives, before and after."""
 
 import random
 from collections import Counter
@@ -8,10 +8,13 @@ from itertools import pairwise
 import polars as pl
 import pyarrow as pa
 import pytest
+from memory_store import MemoryStore
+from test_view_histories import answer_over
+from test_views import SUMS, filled
 
 import timespine as ts
 from timespine.client.api_for_engines import handle_of
-from timespine.views.engine import kept_rows, touched_rows
+from timespine.views.engine import kept_rows, store_source, touched_rows
 from timespine.views.engine.evaluate import Keys
 from timespine.views.engine.lowering import WEIGHT
 from timespine.views.engine.store_source import InputReader
@@ -189,3 +192,86 @@ def test_a_view_reads_a_large_input_through_an_arrangement_if_there_is_one(tmp_p
             view.refresh()
         assert reads == {"b": 1}
         assert sorted(row["w"] for row in view.snapshot().to_pylist()) == [0, 1, 3, 3, 4, 20]
+
+
+# Groups of stages.
+
+GROUPED = {
+    "sums": SUMS,
+    "whole": "SELECT sum(v) AS s, count(*) AS n FROM a",
+    "means": "SELECT g, v, avg(k) AS m FROM a GROUP BY g, v",
+}
+
+
+@pytest.fixture
+def place():
+    with MemoryStore() as made:
+        yield made
+
+
+def stages(store):
+    return [store[name] for name in store.names(hidden=True) if name.startswith("timespine.stage.")]
+
+
+def rows_of(frame):
+    return Counter(frame.select(sorted(frame.columns)).rows())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_groups_are_those_of_the_store_though_others_refresh_too(place, seed):
+    rng = random.Random(seed)
+    one, two = filled(place), place.open()
+    for name, sql in GROUPED.items():
+        one.view(name, sql=sql)
+    compared = 0
+    for _ in range(12):
+        rows = {k: {"k": k, "g": rng.choice([None, 0, 1]), "v": rng.randrange(3)} for k in rng.choices(range(6), k=3)}
+        if rng.random() < 0.3:
+            one["a"].delete([{"k": k} for k in rows])
+        else:
+            one["a"].upsert(list(rows.values()))
+        rng.choice((one, two)).refresh()
+        for store in (one, two):
+            for stage in stages(store):
+                known = store.collection(stage.name)
+                handle = handle_of(known)
+                kept = handle.context.cache.get(("view stage", handle.id))
+                if kept is not None and kept[0] == known.upper.time - 1:
+                    stored = Counter(
+                        tuple(row[name] for name in sorted(row) if name != "_diff")
+                        for row in known.snapshot(multiplicity="column").to_pylist()
+                    )
+                    assert rows_of(kept[1]) == stored
+                    compared += 1
+        table = {"a": one["a"].snapshot().to_arrow()}
+        for name, sql in GROUPED.items():
+            assert Counter(tuple(row.values()) for row in one[name].snapshot().to_pylist()) == answer_over(table, sql)
+    assert compared >= 30
+
+
+def test_a_refresh_reads_a_small_stage_once_and_a_large_one_by_its_keys(place, monkeypatch):
+    store = filled(place)
+    view = store.view("sums", sql=SUMS, key=["g"])
+    read = []
+    for module in (store_source, kept_rows):
+        whole = module.open_snapshot
+        monkeypatch.setattr(
+            module,
+            "open_snapshot",
+            lambda handle, *given, whole=whole: read.append(handle.name) or whole(handle, *given),
+        )
+
+    def step(k):
+        read.clear()
+        store["a"].upsert([{"k": k, "g": 1, "v": 7}])
+        assert view.refresh().changes
+        return sum(name.startswith("timespine.stage.") for name in read)
+
+    assert [step(1), step(2), step(3)] == [1, 0, 0]
+    place.open().view("sums").refresh()
+    monkeypatch.setattr(kept_rows, "KEPT_GROUPS", -1)
+    assert step(4) == 0
+    store["a"].upsert([{"k": 5, "g": 1, "v": 7}])
+    place.open().view("sums").refresh()
+    assert step(6) == 1
+    assert view.verify().is_exact

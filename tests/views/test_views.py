@@ -307,6 +307,8 @@ def test_what_is_left_of_a_drop_that_was_interrupted_goes_with_the_next_call(pla
     monkeypatch.setattr(registry, "remove_leftovers", lambda store: None)
     store.drop("sums")
     assert len(store.names(hidden=True)) == 3
+    with pytest.raises(ts.CollectionInUse, match=r"a view that is being dropped \(view-sums-\w+\); drop it again"):
+        store.drop("a")
     monkeypatch.setattr(registry, "remove_leftovers", whole)
     store.view("others", sql="SELECT k FROM a")
     assert store.names(hidden=True) == ["a", "others", "timespine.views"]

@@ -1,11 +1,14 @@
 """Which engine refreshes a view, from sizes that are known before anything is read.
 
     rows = changes + what they touch: by the first columns of a key a few rows for each change, otherwise an input whole
-    process   0.005 s + rows * 0.5 us        Spark   0.6 s + rows * 0.15 us        each times its factor
+    process        0.005 s + rows * 0.5 us
+    Spark          0.6 s + rows * 0.15 us + joins * 0.36 s: those above what only Spark computes are some jobs each
+    Spark, whole   0.6 s + all rows of the inputs * 1.5 us                                      each times its factor
 
 The constants are of TPC-H on two cores. The factors are what past refreshes of the view took, over what was expected
-(`views.refresh_costs`). What the process cannot compute as Spark does goes to Spark. Where most of an input changed,
-policy "auto" lets Spark compute the view whole and compare. The caller may force an engine. A choice always says why.
+(`views.refresh_costs`). What the process cannot compute as Spark does goes to Spark. Where most of an input changed, or
+that is expected to be faster, policy "auto" lets Spark compute the view whole and compare. The caller may force an
+engine. A choice always says why (tests/views/test_choose_engine.py).
 """
 
 from __future__ import annotations
@@ -26,6 +29,11 @@ ENGINES = (PROCESS, SPARK)
 
 _BASE_S = {PROCESS: 0.005, SPARK: 0.6}
 _ROW_S = {PROCESS: 0.5e-6, SPARK: 0.15e-6}
+_JOIN_S = 0.36
+_WHOLE_BASE_S, _WHOLE_ROW_S = 0.6, 1.5e-6
+
+ON_SPARK_WHOLE = "spark whole"
+"""The name of what Spark takes for a whole computation, beside the names of engines."""
 
 FANOUT = 8
 """Rows of an input that one change is expected to touch, if they are found by the first columns of its key."""
@@ -59,6 +67,11 @@ class Choice:
     expected: float = 0.0
     """The seconds that this is expected to take; 0 if nothing was estimated."""
 
+    @property
+    def way(self) -> str:
+        """What the seconds of past refreshes are kept by: the engine, and whether it computed the view whole."""
+        return ON_SPARK_WHOLE if (self.engine, self.how) == (SPARK, WHOLE) else self.engine
+
 
 def check_engine(engine: str | None) -> None:
     """Raise a UsageError for an engine that does not exist."""
@@ -66,9 +79,17 @@ def check_engine(engine: str | None) -> None:
         raise UsageError(f"engine is 'process' or 'spark', not {short_repr(engine)}")
 
 
-def expected_seconds(engine: str, rows: int, factors: Mapping[str, float]) -> float:
-    """Return how long an engine is expected to take."""
-    return (_BASE_S[engine] + rows * _ROW_S[engine]) * factors.get(engine, 1.0)
+def expected_seconds(plan: Plan, sizes: Sizes, factors: Mapping[str, float]) -> dict[str, float]:
+    """Return how long each way is expected to take."""
+    joins = 0
+    if sizes.changed:  # a first build looks nothing up
+        joins = sum(isinstance(each, Join) and only_spark(each) is not None for each in nodes_of(plan))
+    seconds = {
+        PROCESS: _BASE_S[PROCESS] + sizes.touched * _ROW_S[PROCESS],
+        SPARK: _BASE_S[SPARK] + sizes.touched * _ROW_S[SPARK] + joins * _JOIN_S,
+        ON_SPARK_WHOLE: _WHOLE_BASE_S + sizes.total * _WHOLE_ROW_S,
+    }
+    return {way: each * factors.get(way, 1.0) for way, each in seconds.items()}
 
 
 def choose_engine(
@@ -82,18 +103,25 @@ def choose_engine(
         return Choice(PROCESS, CHANGES, "the caller asked for it" if forced else "there is no session of Spark")
     if sizes is None:
         return Choice(SPARK, CHANGES, "the caller asked for it" if forced else portable or "")
-    seconds = {each: expected_seconds(each, sizes.touched, factors) for each in ENGINES}
+    seconds = expected_seconds(plan, sizes, factors)
     said = (
         f"{sizes.changed:,} changes, about {sizes.touched:,} rows to read: expected {seconds[PROCESS]:.2f} s in the "
         f"process, {seconds[SPARK]:.2f} s on Spark"
     )
-    if forced is None and portable is None and seconds[PROCESS] <= seconds[SPARK]:
+    on_spark = min(seconds[SPARK], seconds[ON_SPARK_WHOLE]) if policy == "auto" else seconds[SPARK]
+    if forced is None and portable is None and seconds[PROCESS] <= on_spark:
         return Choice(PROCESS, CHANGES, said, seconds[PROCESS])
     reason = "the caller asked for Spark" if forced else portable or said
-    if policy == "auto" and sizes.changed > MOST_CHANGED * sizes.total:
-        whole = expected_seconds(SPARK, sizes.total, factors)
-        share = f"{sizes.changed:,} changes of {sizes.total:,} rows: computed whole and compared"
-        return Choice(SPARK, WHOLE, f"{reason}; {share}", whole)
+    why = ""
+    if sizes.changed > MOST_CHANGED * sizes.total:
+        why = f"{sizes.changed:,} changes of {sizes.total:,} rows: computed whole and compared"
+    elif seconds[ON_SPARK_WHOLE] < seconds[SPARK]:
+        why = (
+            f"computed whole and compared, as {seconds[ON_SPARK_WHOLE]:.2f} s are expected for all {sizes.total:,} rows"
+            f", and {seconds[SPARK]:.2f} s for {sizes.changed:,} changes"
+        )
+    if policy == "auto" and why:
+        return Choice(SPARK, WHOLE, f"{reason}; {why}", seconds[ON_SPARK_WHOLE])
     return Choice(SPARK, CHANGES, reason, seconds[SPARK])
 
 

@@ -86,11 +86,17 @@ class SparkRefresh:
 
     @staticmethod
     def begin(
-        spark: Any, compiled: Compiled, source: StoreSource, pending: dict[str, Any], stack: contextlib.ExitStack
+        spark: Any,
+        compiled: Compiled,
+        source: StoreSource,
+        pending: dict[str, Any],
+        stack: contextlib.ExitStack,
+        *,
+        by_driver: bool = False,
     ) -> SparkRefresh:
-        """Begin a computation that the stack ends."""
+        """Begin a computation that the stack ends; with `by_driver`, the driver may compute small parts of it."""
         made = SparkSource(spark, source, pending)
-        evaluator = SparkEvaluator(made)
+        evaluator = SparkEvaluator(made, by_driver=by_driver)
         stack.callback(evaluator.close)
         return SparkRefresh(spark, compiled, made, evaluator)
 

@@ -45,6 +45,7 @@ from timespine.model.frontier import Frontier
 from timespine.views.choose_engine import CHANGES, PROCESS, SPARK, check_engine
 from timespine.views.compute_changes import compile_definition, compile_present, update_rows
 from timespine.views.definition import dropped_input
+from timespine.views.engine.kept_rows import move_groups
 from timespine.views.frame_views import function_of
 from timespine.views.refresh_costs import note_refresh
 from timespine.views.refresh_look import RefreshLook
@@ -252,9 +253,10 @@ def _refresh_once(store: Store, works: list[Work], time: int, spark: Any, engine
         if behind:
             _commit(store, behind, time)
     for work in behind:
+        _move_kept(work, time)
         _move_holds(work, time)
         if work.choice is not None and work.choice.expected:
-            note_refresh(store, work.id, work.choice.engine, work.choice.expected, work.seconds)
+            note_refresh(store, work.id, work.choice.way, work.choice.expected, work.seconds)
     return {work.name: _report(work, max(time, work.before)) for work in works}
 
 
@@ -296,6 +298,14 @@ def append_counted(
         from timespine.views.compute_on_spark import append_large
 
         append_large(transaction, handle_of(collection), schema, rows, time, stack)
+
+
+def _move_kept(work: Work, time: int) -> None:
+    """Let groups that are kept in memory follow the commit."""
+    assert work.changes is not None
+    for handle, rows in zip(work.stages, work.changes.stages, strict=False):
+        if isinstance(rows, pl.DataFrame):
+            move_groups(handle, (work.before, time), rows)
 
 
 def _move_holds(work: Work, time: int) -> None:

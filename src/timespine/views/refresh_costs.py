@@ -1,6 +1,6 @@
-"""What past refreshes of a view took: one factor for each engine, of the actual over the expected time.
+"""What past refreshes of a view took: one factor for each way (`Choice.way`), of the actual over the expected time.
 
-The factors are a hidden collection of the view, with one row for each engine, and the past of it is forgotten. It is
+The factors are a hidden collection of the view, with one row for each way, and the past of it is forgotten. It is
 written after a refresh whose engine was chosen by size, and only when a factor has moved by a quarter.
 """
 

@@ -200,8 +200,9 @@ class Carrier:
         assert work.choice is not None
         with compute_on_spark.spark_errors(_stays(work)):
             if work.choice.how == CHANGES:
+                by_driver = self.engine != ON_SPARK
                 return compute_on_spark.SparkRefresh.begin(
-                    self.session(), work.compiled, source, large, self.stack
+                    self.session(), work.compiled, source, large, self.stack, by_driver=by_driver
                 ).changes()
             source.stages = {}
             refresh = compute_on_spark.SparkRefresh.begin(self.session(), work.compiled, source, large, self.stack)

@@ -121,12 +121,17 @@ class DropService:
         A hold that is taken at this moment is safe: maintenance purges no collection with a hold.
         """
         holds = sorted(self._committer.state(id).holds)
-        views = {view_hold_name(entry.id): each for each, entry in self._catalog.read().entries.items()}
+        names = self._catalog.read()
+        views = {view_hold_name(entry.id): each for each, entry in names.entries.items()}
         readers = sorted(views[hold] for hold in holds if hold in views)
         if readers:
             kind = "view" if len(readers) == 1 else "views"
             listed = ", ".join(readers)
             raise CollectionInUse(f"collection {name} is read by {kind} {listed}", hint=Hint("drop-views-first"))
+        left = {view_hold_name(each) for each in names.dropped}
+        if holds and all(hold in left for hold in holds):
+            said = f"collection {name} is held for a view that is being dropped ({', '.join(holds[:HOLDS_NAMED])})"
+            raise CollectionInUse(said, hint=Hint("drop-again"))
         if holds:
             more = f" and {len(holds) - HOLDS_NAMED} more" if len(holds) > HOLDS_NAMED else ""
             listed = f"{', '.join(holds[:HOLDS_NAMED])}{more}"

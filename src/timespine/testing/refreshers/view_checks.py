@@ -54,6 +54,8 @@ class ViewChecks:
         """By the text of a view: its query, and the names of its inputs in order."""
         self.views: dict[str, KnownView] = {}
         """The views of the newest catalog, by id."""
+        self.inputs_of: dict[str, tuple[str, ...]] = {}
+        """The ids of the inputs of every view that there ever was, by its id."""
         self.is_together = False
         """Whether calls refresh all views, and never some."""
         self.refreshes: list[UserCall] = []
@@ -114,6 +116,7 @@ class ViewChecks:
     def _add(self, entry: catalog.CatalogEntry, definition: ViewDefinition) -> None:
         query, inputs = self.queries[definition.sql]
         ids = {each.name: each.id for each in definition.inputs}
+        self.inputs_of[entry.id] = tuple(ids.values())
         self.views[entry.id] = KnownView(
             entry.id, query, tuple(ids[name] for name in inputs), definition, entry.timeline, self.world.event
         )

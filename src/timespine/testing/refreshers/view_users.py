@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from timespine.client.catalog.catalog import view_hold_name
@@ -65,15 +66,22 @@ class ViewUser(WritingUser, MaintainingUser):
         }
 
     def _has_reason(self, call: UserCall) -> bool:
-        if isinstance(call.error, CollectionInUse):  # a dropped view gives its holds back after it left the catalog
-            text = str(call.error)
-            return any(
-                view_hold_name(entry.id) in text or f"view {name}" in text or f"views {name}" in text
-                for _, names in self.world.names
-                for name, entry in names.entries.items()
-                if entry.role == "view"
-            )
+        if isinstance(call.error, CollectionInUse):
+            return self._names_a_reader(str(call.error))
         return super()._has_reason(call)
+
+    def _names_a_reader(self, said: str) -> bool:
+        """Tell whether a refused drop names a view that reads the collection.
+
+        The view may be dropped already: it gives its holds back after it left the catalog.
+        """
+        for _, names in self.world.names:
+            refused = {entry.id for name, entry in names.entries.items() if said.startswith(f"collection {name} is ")}
+            for name, entry in names.entries.items():
+                is_named = view_hold_name(entry.id) in said or re.search(rf"by views? (\w+, )*{name}\b", said)
+                if entry.role == "view" and is_named and refused & set(self.checks.inputs_of.get(entry.id, ())):
+                    return True
+        return False
 
     # Rows: with a number.
 

@@ -97,6 +97,7 @@ class Evaluator:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._deltas: dict[Plan, pl.DataFrame] = {}
+        self._summed: dict[Plan, pl.DataFrame] = {}
         self._whole: dict[tuple[Plan, str], pl.DataFrame] = {}
         self._touched: dict[Restrict, pl.DataFrame] = {}
         self.groups: dict[Aggregate, tuple[pl.DataFrame, pl.DataFrame]] = {}
@@ -111,26 +112,39 @@ class Evaluator:
         return self._at(plan, version, keys)
 
     def changes(self, plan: Plan) -> pl.DataFrame:
-        """Evaluate how a plan changed."""
+        """Evaluate how a plan changed: each row once, with its count."""
+        if plan not in self._summed:
+            known = self._deltas.get(plan)
+            self._summed[plan] = consolidate(self._changed(plan) if known is None else known)
+        return self._summed[plan]
+
+    def _terms(self, plan: Plan) -> pl.DataFrame:
+        """Evaluate how a plan changed: rows may occur several times.
+
+        Linear nodes, and the keys that changes touch, need no more; to sum up after each node would take longer.
+        """
+        # SUBTLE: a join both sides of which changed has terms that cancel out, of rows that never were in it. No
+        # expression may see these: it could decline them (test_engine.py).
+        is_both = isinstance(plan, Join) and all(len(self._terms(each)) for each in children_of(plan))
+        if plan in self._summed or is_both or isinstance(plan, InputScan):
+            return self.changes(plan)
         if plan not in self._deltas:
             self._deltas[plan] = self._changed(plan)
         return self._deltas[plan]
 
     def _changed(self, plan: Plan) -> pl.DataFrame:
         if isinstance(plan, InputScan):
-            return consolidate(self._source.changes(plan))
-        if not any(len(self.changes(child)) for child in children_of(plan)):
+            return self._source.changes(plan)
+        if not any(len(self._terms(child)) for child in children_of(plan)):
             return _empty(plan)
-        if isinstance(plan, Filter):  # rows that are told apart below are so here
-            return keep_rows(self.changes(plan.child), plan.condition)
         if isinstance(plan, Aggregate) and self._source.has_groups(plan):
-            return consolidate(self._fold(plan))
+            return self._fold(plan)
         if isinstance(plan, Top):
             before = self._source.first_rows(plan)
             after = None if before is None else top_after(plan, before, self.changes(plan.child))
             if before is not None and after is not None:
-                return consolidate(pl.concat([after, _negated(before).select(after.columns)]))
-        return consolidate(self._evaluate(delta_rule(plan), None))
+                return pl.concat([after, _negated(before).select(after.columns)])
+        return self._evaluate(delta_rule(plan), None)
 
     def _fold(self, node: Aggregate) -> pl.DataFrame:
         """Change the groups of an aggregate by the changes below it."""
@@ -198,7 +212,7 @@ class Evaluator:
         if isinstance(plan, At):
             return self._at(plan.node, plan.version, keys)
         if isinstance(plan, Delta):
-            changed = self.changes(plan.node)
+            changed = self._terms(plan.node)
             return changed if keys is None else keys.only(changed)
         if isinstance(plan, Filter):
             return keep_rows(self._evaluate(plan.child, keys), plan.condition)
@@ -206,7 +220,8 @@ class Evaluator:
             return self._project(plan, keys)
         if isinstance(plan, Union):
             names = [*names_of(plan), WEIGHT]
-            return pl.concat([self._evaluate(child, keys).select(names) for child in plan.children])
+            parts = [self._evaluate(child, keys) for child in plan.children]
+            return pl.concat([part if part.columns == names else part.select(names) for part in parts])
         if isinstance(plan, Negate):
             return _negated(self._evaluate(plan.child, keys))
         if isinstance(plan, Restrict):
@@ -323,8 +338,9 @@ def _negated(rows: pl.DataFrame) -> pl.DataFrame:
 def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the counts of equal rows, and drop those that count 0."""
     names = [name for name in rows.columns if name != WEIGHT]
-    if not len(rows):
-        return rows.select([*names, WEIGHT])
+    if len(rows) <= 1:
+        rows = rows.select([*names, WEIGHT])
+        return rows if not len(rows) or rows[WEIGHT].item() else rows.clear()
     if not names:
         total = rows[WEIGHT].sum()
         return pl.DataFrame({WEIGHT: [total] if total else []}, schema={WEIGHT: pl.Int64})

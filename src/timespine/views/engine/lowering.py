@@ -98,10 +98,12 @@ class Lowering:
     def select(self, frame: pl.DataFrame, outputs: Iterable[pl.Expr]) -> pl.DataFrame:
         """Evaluate expressions over a frame; raise Declined if a guard finds a row, or a value overflows."""
         # SUBTLE: Polars compares a constant with a CASE chunk by chunk, and gets fewer rows (test_engine.py).
-        frame = frame.rechunk().with_columns(
-            pl.repeat(value, len(frame), dtype=pl.Float64, eager=True).alias(f"_constant{place}")
-            for place, value in enumerate(self.constants)
-        )
+        frame = frame.rechunk()
+        if self.constants:
+            frame = frame.with_columns(
+                pl.repeat(value, len(frame), dtype=pl.Float64, eager=True).alias(f"_constant{place}")
+                for place, value in enumerate(self.constants)
+            )
         try:
             if self.guards:
                 checks = [condition.alias(str(place)) for place, (condition, _) in enumerate(self.guards)]

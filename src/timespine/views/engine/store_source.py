@@ -19,6 +19,7 @@ from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import Keys, consolidate
+from timespine.views.engine.kept_rows import kept_groups
 from timespine.views.engine.lowering import WEIGHT, memory_type, to_memory
 from timespine.views.engine.touched_rows import TouchedRows
 from timespine.views.plan.algebra import Aggregate, InputScan, Plan, Top, names_of
@@ -165,6 +166,12 @@ class StoreSource:
         if keys is not None and not len(keys.frame):
             return empty_groups(grouping)
         names = dict(zip(grouping.names, stage_names(grouping), strict=True))
+        kept = kept_groups(handle, time)
+        if kept is not None:
+            frame = kept.select([pl.col(new).alias(old) for old, new in names.items()])
+            frame = frame if keys is None else keys.only(frame)
+            self.fetched += len(frame)
+            return frame
         with open_snapshot(handle, time, ReadOptions(), "column") as rows:
             if keys is not None:
                 present = [names[name] for name in keys.names]

@@ -50,6 +50,8 @@ class TouchedRows:
     """By the columns of keys: the keys that were asked for, and the rows after that have them."""
     _kept: pl.DataFrame | None = None
     """All rows after, if the input is small."""
+    _moved: tuple[pl.DataFrame, pl.DataFrame] | None = None
+    """Of a small input: what tells changed rows apart, and the rows before that have it."""
     _looked: bool = False
     """Whether it was found out that it is, or not."""
 
@@ -63,7 +65,8 @@ class TouchedRows:
     def rows(self, time: int, columns: list[str], keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of some keys as of before or after, in some columns."""
         names = self._ordered(keys.columns)
-        got = _semi(self._after(names, keys.select(names)), keys, names).select([*columns, WEIGHT])
+        found = _semi(self._after(names, keys.select(names)), keys, names)
+        got = found.select([*columns, WEIGHT])
         if time == self.after:
             return got
         assert time == self.before, (time, self.before, self.after)
@@ -71,6 +74,8 @@ class TouchedRows:
         if not len(changed):
             return got
         # Rows of keys that did not change are the same before and after: only the others are added up.
+        if self._kept is not None:
+            return self._kept_before(found, names, keys).select([*columns, WEIGHT])
         moved = changed.select(names).unique()
         here = [name for name in names if name in columns]
         if len(here) < len(names):
@@ -78,6 +83,18 @@ class TouchedRows:
         same = got.join(moved, on=names, how="anti", nulls_equal=True)
         both = pl.concat([_semi(got, moved, names), _negated(changed.select([*columns, WEIGHT]))])
         return pl.concat([same, consolidate(both)])
+
+    def _kept_before(self, after: pl.DataFrame, names: list[str], keys: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows before of some keys of a small input, from its rows after of these keys."""
+        told = self._told_apart()
+        if self._moved is None:
+            assert self._kept is not None
+            touched = self.changes().select(told).unique()
+            met = _semi(self._kept, touched, told).select(self.changes().columns)
+            self._moved = touched, consolidate(pl.concat([met, _negated(self.changes())]))
+        touched, before = self._moved
+        same = after.join(touched, on=told, how="anti", nulls_equal=True).select(before.columns)
+        return pl.concat([same, _semi(before, keys, names)])
 
     def all_rows(self, time: int, columns: list[str]) -> pl.DataFrame | None:
         """Return all rows as of before or after, in some columns; None if the input is not small."""

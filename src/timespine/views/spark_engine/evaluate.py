@@ -1,8 +1,9 @@
 """Plans evaluated on Spark: the rules of `plan.delta` and the restrictions of `engine.evaluate`, on DataFrames.
 
-While what changed is little, each step of a join brings its rows to the driver, so that the rows that they touch in the
-next input can be looked up. From `LOOKUP_ROWS` on nothing comes to the driver: all is one job for each stage, and
-inputs are restricted by semi joins.
+While what changed is little, the driver computes what is on the list of the process, below what only Spark computes:
+each job that is left out saves 0.1 to 0.2 s. Of the rest, each step of a join brings its rows to the driver, so that
+the rows that they touch in the next input can be looked up. From `LOOKUP_ROWS` on nothing comes to the driver: all is
+one job for each stage, and inputs are restricted by semi joins.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import pyarrow as pa
 from timespine.spark.quoted_names import quoted
 from timespine.spark.type_mapping import to_spark_schema
 from timespine.views.engine.accumulators import ADD
-from timespine.views.engine.evaluate import Keys, is_change
-from timespine.views.engine.lowering import WEIGHT, memory_type
+from timespine.views.engine.evaluate import Evaluator, Keys, is_change
+from timespine.views.engine.lowering import WEIGHT, Declined, memory_type
+from timespine.views.engine.portable_plans import only_spark
 from timespine.views.plan.algebra import (
     Aggregate,
     At,
@@ -34,6 +36,7 @@ from timespine.views.plan.algebra import (
     WindowNode,
     children_of,
     names_of,
+    nodes_of,
 )
 from timespine.views.plan.delta import NEW, delta_rule, rebuild
 from timespine.views.plan.expressions import PlanColumn
@@ -60,8 +63,11 @@ from timespine.views.spark_engine.source import SparkSource
 class SparkEvaluator:
     """The evaluation of one refresh, or of one whole computation, on Spark."""
 
-    def __init__(self, source: SparkSource) -> None:
+    def __init__(self, source: SparkSource, *, by_driver: bool = False) -> None:
         self._source = source
+        self._driver = Evaluator(source.store) if by_driver else None
+        """What computes small parts that are on the list of the process, unless all is to be computed on Spark."""
+        self._small: dict[Plan, bool] = {}
         self._deltas: dict[Plan, SparkRows] = {}
         self._whole: dict[tuple[Plan, str], SparkRows] = {}
         self._kept: list[Any] = []
@@ -88,6 +94,10 @@ class SparkEvaluator:
     def changes(self, plan: Plan) -> SparkRows:
         """Evaluate how a plan changed."""
         if plan not in self._deltas:
+            found = self._by_driver(plan, None)
+            if found is not None:
+                self._deltas[plan] = found
+                return found
             if isinstance(plan, InputScan):
                 got = self._source.changes(plan)
             elif isinstance(plan, Aggregate) and self._source.has_stage(plan):
@@ -96,6 +106,35 @@ class SparkEvaluator:
                 got = self._evaluate(delta_rule(plan), None)
             self._deltas[plan] = self._settled(plan, got)
         return self._deltas[plan]
+
+    def _by_driver(self, plan: Plan, at: tuple[str, SparkKeys] | None) -> SparkRows | None:
+        """Let the driver compute how a plan changed, or its rows of some keys; None if only Spark can, or should."""
+        if self._driver is None or isinstance(plan, InputScan) or not self._is_small(plan):
+            return None
+        try:
+            if at is None:
+                found = self._driver.changes(plan)
+            else:
+                version, keys = at
+                assert keys.local is not None
+                found = self._driver.rows_of(plan, version, Keys(keys.names, keys.local))
+        except (Declined, pl.exceptions.PolarsError):
+            self._small[plan] = False
+            return None
+        for node in nodes_of(plan):
+            if isinstance(node, Aggregate) and node in self._driver.groups and self._source.has_stage(node):
+                old, new = (
+                    self._source.groups_of(SparkGrouping(node).plain, each) for each in self._driver.groups[node]
+                )
+                self.groups[node] = (old, new)
+        return self._source.rows_of(plan, found)
+
+    def _is_small(self, plan: Plan) -> bool:
+        """Return whether a plan is on the list of the process, and few changes and rows of inputs are below it."""
+        if plan not in self._small:
+            scans = [each for each in nodes_of(plan) if isinstance(each, InputScan)]
+            self._small[plan] = only_spark(plan) is None and all(map(self._source.is_small, scans))
+        return self._small[plan]
 
     def _settled(self, plan: Plan, rows: SparkRows) -> SparkRows:
         """Consolidate changes, on the driver if they are few; the others are cached, as several terms use them."""
@@ -183,6 +222,10 @@ class SparkEvaluator:
     def _at(self, plan: Plan, version: str, keys: SparkKeys | None) -> SparkRows:
         if (plan, version) in self._whole:
             return self._only(self._whole[plan, version], keys)
+        if keys is not None and keys.local is not None:
+            found = self._by_driver(plan, (version, keys))
+            if found is not None:
+                return found
         if isinstance(plan, InputScan):
             got = self._source.rows(plan, version, keys)
             if keys is not None:

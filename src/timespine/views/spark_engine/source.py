@@ -87,6 +87,20 @@ class SparkSource:
         found = consolidate(self.store.changes(scan))
         return self.rows_of(scan, found)
 
+    def is_small(self, scan: InputScan) -> bool:
+        """Return whether an input has few changes, and so few rows that the driver finds the touched ones itself."""
+        reader = self.store.inputs[scan.input]
+        if scan.input in self.pending:
+            return False
+        if reader.pending is None:
+            with open_changes(reader.handle, reader.before, reader.after, ReadOptions()) as rows:
+                if extent_of(rows)[0] > LOOKUP_ROWS:
+                    return False
+        elif len(reader.pending) > LOOKUP_ROWS:
+            return False
+        with open_snapshot(reader.handle, reader.before, ReadOptions()) as rows:
+            return extent_of(rows)[0] <= SCAN_ROWS
+
     def rows(self, scan: InputScan, version: str, keys: SparkKeys | None) -> SparkRows:
         """Read an input as of before or after, at least the rows of some keys, with their counts."""
         reader = self.store.inputs[scan.input]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -119,8 +120,8 @@ class Scalars:
             if found is None:
                 raise refuse(node, str(error), "this process cannot compute it as Spark does; Spark has to") from None
             return found
-        except NoRule:
-            found = self._on_spark(node)
+        except NoRule as refused:
+            found = None if refused.reason.forbidden else self._on_spark(node)
             if found is None:
                 raise
             return found
@@ -129,6 +130,10 @@ class Scalars:
         """Return a node as text that Spark computes; None if there is no session, or Spark has no answer either."""
         if self._types is None or isinstance(node, exp.Literal | exp.Null):
             return None
+        moment = next((each for each in node.walk() if _follows_clock(each, is_compared=each is node)), None)
+        if moment is not None:
+            said = "a time that follows the clock, and not the rows of the inputs"
+            raise refuse(moment, f"{moment.sql('spark')} has {said}", "write the date itself", forbidden=True)
         args: list[Expression] = []
 
         def argument(each: Any) -> Any:
@@ -276,6 +281,21 @@ def _check_constants(node: Any, one: Expression, two: Expression) -> None:
         if isinstance(node, exp.Predicate) and other.type.scale + 20 <= DIGITS:
             continue
         raise NotListed(f"a constant expression beside a decimal: write {made.value}")
+
+
+_MOMENT = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""Texts that Spark reads as a time of its clock, where it expects a date or a timestamp."""
+
+
+def _follows_clock(node: Any, *, is_compared: bool) -> bool:
+    """Return whether a node makes a date or a timestamp of such a text; a comparison may, with a date."""
+    kinds: tuple[Any, ...] = (exp.TsOrDsToDate, exp.StrToTime, exp.StrToDate, exp.TsOrDsToTimestamp)
+    if isinstance(node, exp.Cast):
+        is_meant = node.is_type("date", "timestamp", "timestamptz", "timestampltz", "timestampntz")
+    else:
+        is_meant = isinstance(node, kinds) or (is_compared and isinstance(node, exp.Predicate))
+    texts = [each for each in node.iter_expressions() if isinstance(each, exp.Literal) and each.is_string]
+    return is_meant and any(_MOMENT.match(str(each.this)) for each in texts)
 
 
 def _date_of(expression: Expression) -> Expression:
