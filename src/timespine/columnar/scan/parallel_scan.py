@@ -8,10 +8,11 @@ next to nothing is decoded twice. A caller that needs a stream uses `scan`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +25,8 @@ from timespine.columnar.scan.settled_run_with_changes import changed_run, scan_c
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.core.batch import Run
 from timespine.pool import outcome
+
+T = TypeVar("T")
 
 SHARE_ROWS = 1 << 17
 """Rows that are worth a share of their own."""
@@ -43,29 +46,39 @@ def scan_in_shares(parts: Parts, runs: Sequence[Run], request: ScanRequest, memo
     request = replace(request, any_order=True)
     settled = None if parts.pool is None else settled_parts(parts, runs, request)
     if parts.pool is not None and settled is not None:
-        yield from scan_settled(parts, runs[0], settled, request, parts.pool)
-        return
+        return scan_settled(parts, runs[0], settled, request, parts.pool)
     changed = None if parts.pool is None else changed_run(parts, runs, request, memory_bytes)
     if parts.pool is not None and changed is not None:
-        yield from scan_changed(parts, changed, request, memory_bytes, parts.pool)
-        return
+        return scan_changed(parts, changed, request, memory_bytes, parts.pool, _scan_shares)
+    return _scan_shares(parts, runs, request, memory_bytes, lambda table: table)
+
+
+def _scan_shares(
+    parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int, then: Callable[[pa.Table], T]
+) -> Iterator[T]:
+    """Yield what a function makes of the tables of `scan`, in their order if the request has one.
+
+    All of it is read at once, and the function runs in the threads that read.
+    """
     cores = 1 if _is_lookup(request) else _cores()
     cuts = _cuts(parts, runs, request, cores) if cores > 1 else []
     if parts.pool is None or not cuts:
         # A lookup reads a row group or two: handing that to another thread takes longer than doing it.
-        yield from scan(replace(parts, pool=None) if _is_lookup(request) else parts, runs, request, memory_bytes)
+        reader = replace(parts, pool=None) if _is_lookup(request) else parts
+        yield from map(then, scan(reader, runs, request, memory_bytes))
         return
     ends = pairwise([request.lower, *cuts, request.upper])
     shares = [replace(request, lower=lower, upper=upper) for lower, upper in ends]
     # A share waits for no other work of the pool: no thread of it waits for ever.
     readers = [replace(parts, pool=None, scan_stats=ScanStats(), _pruners={}) for _ in shares]
     memory = memory_bytes // cores
-    pending: list[Future[list[pa.Table]]] = [
-        parts.pool.submit(_read, reader, runs, share, memory) for reader, share in zip(readers, shares, strict=True)
+    pending: list[Future[list[T]]] = [
+        parts.pool.submit(_read, reader, runs, share, memory, then)
+        for reader, share in zip(readers, shares, strict=True)
     ]
     try:
-        for reader, tables in zip(readers, pending, strict=True):
-            yield from outcome(tables)
+        for reader, made in zip(readers, pending, strict=True):
+            yield from outcome(made)
             _add(parts.scan_stats, reader.scan_stats)
     finally:
         for each in pending:
@@ -93,8 +106,10 @@ def _is_lookup(request: ScanRequest) -> bool:
     return request.keys is not None and len(request.keys) <= FEW
 
 
-def _read(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> list[pa.Table]:
-    return list(scan(parts, runs, request, memory_bytes))
+def _read(
+    parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int, then: Callable[[pa.Table], T]
+) -> list[T]:
+    return [then(table) for table in scan(parts, runs, request, memory_bytes)]
 
 
 def _add(total: ScanStats, share: ScanStats) -> None:

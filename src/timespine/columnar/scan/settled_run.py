@@ -2,7 +2,7 @@
 
 A run is settled if every row of it is there once, at a time that counts, and all of them are wanted
 (`scan.parts_readable_as_is`). So there is nothing to merge, sum, mask or cut: each task decodes a stretch of row
-groups. Every diff is 1, and all times count; their columns are not decoded where nothing is kept.
+groups. Every diff is 1, and all times count; neither column is decoded where nothing is kept.
 
 What fits the cache goes through it, row group by row group, so that a second read decodes nothing. What does not would
 only push out what others come back to.
@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 
 from timespine.columnar.parts.part_cache import CacheHint
-from timespine.columnar.parts.row_memory_pool import row_pool
 from timespine.columnar.scan.fetch_ahead import announce_groups
-from timespine.columnar.scan.part_access import Parts, ScanStats
+from timespine.columnar.scan.part_access import Parts, ScanStats, constant_column
 from timespine.columnar.scan.scan import parts_readable_as_is
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF
@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 TASK_GROUPS = 8
 """Row groups that one task decodes."""
+
+ONES_ROWS = 1 << 17
+"""Rows of a column of ones that all tables share: as many as the row groups of a task have by default."""
 
 
 def settled_parts(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> list[Part] | None:
@@ -47,7 +50,7 @@ def scan_settled(
     parts: Parts, run: Run, inside: Sequence[Part], request: ScanRequest, pool: Executor
 ) -> Iterator[pa.Table]:
     """Yield all rows of the parts of a settled run, with their diffs, decoded by the threads of a pool."""
-    return decode_settled(parts, run, inside, request, pool, lambda table: table)
+    return decode_settled(parts, run, inside, request, pool, lambda _, table: with_diffs_of_one(table, request))
 
 
 def decode_settled(
@@ -56,14 +59,17 @@ def decode_settled(
     inside: Sequence[Part],
     request: ScanRequest,
     pool: Executor,
-    then: Callable[[pa.Table], T],
+    then: Callable[[int, pa.Table], T],
 ) -> Iterator[T]:
     """Yield what a function makes of the rows of a settled run, table by table: it runs in the threads that decode
-    them."""
+    them.
+
+    It is given the number of the table, which has the same rows in every read of the run, and the columns to read,
+    without diffs.
+    """
     id, schema = parts.schema(run)
     parts.fetch_footers(inside)
-    weights = [parts.weigh(part, id, schema)[0] for part in inside]
-    keeps = request.hint is CacheHint.MAY_ADD and sum(weights) <= parts.cache.limit_bytes
+    keeps = request.hint is CacheHint.MAY_ADD and run_bytes(parts, run, inside) <= parts.cache.limit_bytes
     tasks: list[Future[tuple[T, ScanStats]]] = []
     columns = tuple(parts.columns(id, request)) if keeps else request.read or (DIFF,)
     for part in inside:
@@ -72,7 +78,8 @@ def decode_settled(
         for first in range(0, reader.groups, TASK_GROUPS):
             block = tuple(range(first, min(first + TASK_GROUPS, reader.groups)))
             announce_groups(parts.blob, reader, block, columns)
-            tasks.append(pool.submit(_decode_then, then, parts, run, part, block, request, keeps))
+            number = partial(then, len(tasks))
+            tasks.append(pool.submit(_decode_then, number, parts, run, part, block, request, keeps))
     try:
         for task in tasks:
             made, scan_stats = outcome(task)
@@ -106,10 +113,23 @@ def _decode(
     if keeps:
         columns = tuple(own.columns(id, request))
         table = pa.concat_tables(own.row_groups(part, id, schema, block, columns, request.hint))
-        return table.select([*request.read, DIFF]), own.scan_stats
+        return table.select(list(request.read or (DIFF,))), own.scan_stats
     names = request.read or (DIFF,)
     (table,) = own.row_groups(part, id, schema, block, names, CacheHint.NEVER_ADD, apart=False)
-    if DIFF not in names:
-        ones = pa.repeat(pa.scalar(1, pa.int64()), table.num_rows, memory_pool=row_pool())
-        table = table.append_column(schema.update_arrow.field(DIFF), ones)
     return table, own.scan_stats
+
+
+def run_bytes(parts: Parts, run: Run, inside: Sequence[Part]) -> int:
+    """About how many bytes the rows of the parts of a run take in memory."""
+    id, schema = parts.schema(run)
+    parts.fetch_footers(inside)
+    return sum(parts.weigh(part, id, schema)[0] for part in inside)
+
+
+def with_diffs_of_one(table: pa.Table, request: ScanRequest) -> pa.Table:
+    """Return rows of a settled run with their diffs. All tables share the memory of these."""
+    if DIFF in table.column_names:
+        return table
+    (ones,), (whole, rest) = constant_column(1, ONES_ROWS).chunks, divmod(table.num_rows, ONES_ROWS)
+    diffs = pa.chunked_array([*[ones] * whole, *([ones.slice(0, rest)] if rest else [])], ones.type)
+    return table.append_column(request.schema.update_arrow.field(DIFF), diffs)
