@@ -111,8 +111,10 @@ def test_a_collection_that_could_not_be_meant(store):
 def test_an_empty_path_is_not_the_folder_one_is_in(store, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    for args in (("init", ""), ("list", ""), ("append", store, "orders", ""), ("load", store, "new", "")):
-        assert "an empty text" in failure(*args, code=2)
+    for args in (("init", ""), ("list", "")):
+        assert "the location of the store is empty" in failure(*args, code=2)
+    for args in (("append", store, "orders", ""), ("load", store, "new", "")):
+        assert "is empty: give a path" in failure(*args, code=2)
     assert list((tmp_path / "empty").iterdir()) == []
 
 

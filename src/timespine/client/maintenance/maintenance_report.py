@@ -69,8 +69,12 @@ class MaintenanceReport:
 
 
 def describe_error(error: Exception) -> str:
-    """Return error text that is safe to log: row values are stripped from third-party errors."""
+    """Return error text that is safe to log: row values are stripped from third-party errors.
+
+    An error of ours is named by the class that users can import.
+    """
     if isinstance(error, TimespineError):
-        return f"{type(error).__name__}: {error}"
+        exported = next(kind for kind in type(error).__mro__ if kind.__module__ == TimespineError.__module__)
+        return f"{exported.__name__}: {error}"
     reason = error.strerror if isinstance(error, OSError) else None
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
