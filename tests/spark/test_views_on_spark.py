@@ -327,3 +327,29 @@ def test_sums_of_doubles_on_spark_are_exact(spark, tmp_path):
         rows.append([{"g": 1, "x": -1e300}])
         view.refresh(engine="spark", spark=spark)
         assert {row["g"]: row["s"] for row in view.snapshot().to_pylist()}[1] == 5.3
+
+
+def test_the_stream_source_and_dataframes_of_a_view_are_those_of_its_changes(spark, tmp_path):
+    with new_store(tmp_path / "store") as store:
+        view = store.view("sums", sql="SELECT g, sum(v) AS s FROM a GROUP BY g", key=["g"])
+        got = []
+
+        def run():
+            stream = spark.readStream.format("timespine").option("readChangeFeed", "true")
+            frame = stream.load(f"{store.location}/sums").select("g", "s", "_change_type")
+            writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            query = writer.trigger(availableNow=True).foreachBatch(
+                lambda rows, _: got.extend(map(tuple, rows.collect()))
+            )
+            assert query.start().awaitTermination(300)
+
+        run()
+        assert sorted(got, key=repr) == [(1, 5, "insert"), (None, 2, "insert")]
+        got.clear()
+        store["a"].upsert([{"k": 3, "g": 1, "v": 4, "s": None}])
+        store["a"].delete([{"k": 2}])
+        store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
+        view.refresh()
+        run()
+        assert sorted(got, key=repr) == [(1, 5, "update_preimage"), (1, 9, "update_postimage"), (None, 2, "delete")]
+        assert [tuple(row) for row in view.snapshot().to_spark(spark).collect()] == [(1, 9)]
