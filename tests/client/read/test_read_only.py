@@ -199,7 +199,9 @@ def test_a_folder_for_blobs_that_is_not_there_is_not_made(tmp_path):
 AS_NOBODY = """
 import os, sys
 import timespine as ts
-import pyarrow.dataset, numpy, polars  # nothing that a user without rights could not load later
+# All that is imported on first use, and that a user without rights could not load later.
+import pandas, polars, pyarrow.compute, pyarrow.dataset, pyarrow.parquet
+loaded = [getattr(ts, name) for name in ts.__all__]
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
