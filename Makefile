@@ -10,10 +10,10 @@ PYTEST := -m pytest -n $(JOBS)
 HISTORIES ?= 20000
 STORE_HISTORIES ?= 5000
 REAL_HISTORIES ?= 300
-SPINE_HISTORIES ?= 2000
-ARRANGEMENT_HISTORIES ?= 250
-VIEW_HISTORIES ?= 150
-COPY_HISTORIES ?= 200
+SPINE_HISTORIES ?= 1500
+ARRANGEMENT_HISTORIES ?= 150
+VIEW_HISTORIES ?= 100
+COPY_HISTORIES ?= 120
 SEED ?= 0
 FLAVOUR ?= mixed
 # Where the environment forbids Python to keep what it compiles, each of the many processes would compile it again.
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Output of targets that run beside each other, one after the other.
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: demo demo-local demos spark test check sim sim-real crash replay planted soak bench lint unit unit-O determinism clean help
+.PHONY: demo demo-local demos spark test suites check sim sim-beside sim-real crash replay planted soak bench lint unit determinism clean help
 
 help:            ## what there is
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/  /'
@@ -60,7 +60,15 @@ demo-local: $(VENV)/.runtime            ## a small history on the embedded store
 # Types are checked on one core, and the demos wait for a JVM now and then: beside each other they fill two cores.
 test: $(VENV)/.dev            ## everything that must hold
 	@$(MAKE) --no-print-directory -j2 $(SYNC) lint demos
-	@$(MAKE) --no-print-directory unit unit-O determinism planted crash spark sim sim-real
+	@$(MAKE) --no-print-directory -j2 suites sim-beside
+
+# Tests wait for files, processes and a JVM now and then. Histories wait for nothing: with the lowest priority they take
+# what the tests leave of two cores.
+suites:
+	@for each in unit determinism planted crash spark; do $(MAKE) --no-print-directory $$each || exit 1; done
+
+sim-beside:
+	@for each in sim sim-real; do nice -n 19 $(MAKE) --no-print-directory $$each || exit 1; done
 
 demos: demo-local demo
 
@@ -81,9 +89,6 @@ unit: $(VENV)/.dev            ## unit and property tests; core and model must be
 	$(RUN) -m pytest -n $(MORE_JOBS) tests/simulation
 	$(RUN) -m timespine.testing.datadriven tests/scripts/*.txt
 
-unit-O: $(VENV)/.dev            ## tests that reach everywhere, without assertions in our code
-	PYTHONOPTIMIZE=1 $(RUN) $(PYTEST) tests/core tests/model tests/client/test_machine.py tests/columnar/merge/test_merge_engine.py tests/columnar/scan/test_scan.py
-
 $(VENV)/spark-classes.jsa: | $(VENV)/.dev
 	$(RUN) tests/spark/class_archive.py $@
 
@@ -92,10 +97,10 @@ spark: $(VENV)/.dev $(VENV)/spark-classes.jsa            ## reads, writes, strea
 
 DETERMINISM := mixed:25:60 schemas:25:60 streams:25:60 kept:25:60 stores:10:60 arrangements:10:60 spines:25:60 bucket:25:60 views:10:60 copies:10:60
 
-determinism: $(VENV)/.dev            ## 190 seeds replay identically, whatever the hash seed
-	@digest='s/.*flavour": "\([a-z]*\)", "histories": \([0-9]*\).*digest": "\([0-9a-f]*\).*/\2 seeds of \1 under two hash seeds: \3/'; \
+determinism: $(VENV)/.dev            ## 190 seeds replay identically, whatever the hash seed, with and without assertions
+	@digest='s/.*flavour": "\([a-z]*\)", "histories": \([0-9]*\).*digest": "\([0-9a-f]*\).*/\2 seeds of \1 under two hash seeds, with and without assertions: \3/'; \
 	PYTHONHASHSEED=1 $(RUN) -m timespine.testing.simulate --plan $(DETERMINISM) --jobs $(JOBS) --json > $(VENV)/first.json & first=$$!; \
-	PYTHONHASHSEED=2 $(RUN) -m timespine.testing.simulate --plan $(DETERMINISM) --jobs 1 --json > $(VENV)/second.json || exit 1; \
+	PYTHONHASHSEED=2 PYTHONOPTIMIZE=1 $(RUN) -m timespine.testing.simulate --plan $(DETERMINISM) --jobs 1 --json > $(VENV)/second.json || exit 1; \
 	wait $$first || exit 1; \
 	for each in first second; do sed "$$digest" $(VENV)/$$each.json > $(VENV)/$$each.txt; done; \
 	diff $(VENV)/first.txt $(VENV)/second.txt || exit 1; cat $(VENV)/first.txt; \
@@ -106,9 +111,9 @@ planted: $(VENV)/.dev            ## every planted bug is caught by its pinned se
 
 sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket, views and copies: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --seed $(SEED) --jobs $(MORE_JOBS) --plan \
-	mixed:$$(($(HISTORIES) / 2)):25 streams:$$(($(HISTORIES) / 2)):20 schemas:$$(($(HISTORIES) / 20)):25 kept:$$(($(HISTORIES) / 20)):60 \
-	stores:$(STORE_HISTORIES):15 spines:$(SPINE_HISTORIES):60 arrangements:$(ARRANGEMENT_HISTORIES):40 real-spines:200:60 \
-	bucket:$(HISTORIES):25 views:$(VIEW_HISTORIES):30 copies:$(COPY_HISTORIES):20
+	mixed:$$(($(HISTORIES) / 2)):18 streams:$$(($(HISTORIES) / 2)):15 schemas:$$(($(HISTORIES) / 20)):20 kept:$$(($(HISTORIES) / 40)):50 \
+	stores:$(STORE_HISTORIES):10 spines:$(SPINE_HISTORIES):60 arrangements:$(ARRANGEMENT_HISTORIES):40 real-spines:100:60 \
+	bucket:$(HISTORIES):18 views:$(VIEW_HISTORIES):30 copies:$(COPY_HISTORIES):20
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
 	$(RUN) -m timespine.testing.simulate --seed $(SEED) --jobs $(JOBS) --plan \

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Assertions of modules that tests share hold under `python -O` too, and what they call is called there.
+# What an assertion of a module that tests share compared is told as well.
 _SHARED = (path.stem for path in Path(__file__).parent.rglob("*.py") if not path.stem.startswith(("test_", "conftest")))
 pytest.register_assert_rewrite(*_SHARED)
 from assertions import examples  # noqa: E402

@@ -82,7 +82,7 @@ def check(told, sums, older=None):
 
 def test_a_first_copy_that_is_killed_is_not_complete_and_goes_on(origin, tmp_path):
     change(origin, 2)
-    found = check(killed(origin, str(tmp_path / "new-{}"), step=2), [1, 2])
+    found = check(killed(origin, str(tmp_path / "new-{}"), step=3), [1, 2])
     assert {"nothing", "incomplete", "copy"} >= set(found) >= {"incomplete", "copy"}
     assert found == sorted(found, key=["nothing", "incomplete", "copy"].index)
 
@@ -92,12 +92,12 @@ def test_a_later_copy_that_is_killed_leaves_the_older_one_or_is_whole(origin, tm
         change(origin, number)
     for name in ("a", "b"):
         origin[name].compact(wait=True)
-    told = killed(origin, str(tmp_path / "next-{}"), before=tmp_path / "older", step=3)
+    told = killed(origin, str(tmp_path / "next-{}"), before=tmp_path / "older", step=5)
     assert set(check(told, [1, 2, 3], [1, 1])) == {"copy"}
     assert [1, 1] in [each["killed"]["rows"] for each in told]
 
 
 def test_a_copy_to_a_bucket_that_is_killed_is_not_complete_and_goes_on(origin, moto):
     change(origin, 2)
-    found = check(killed(origin, f"{moto.url()}/{{}}", storage=moto.storage, step=5), [1, 2])
+    found = check(killed(origin, f"{moto.url()}/{{}}", storage=moto.storage, step=7), [1, 2])
     assert set(found) >= {"incomplete", "copy"}

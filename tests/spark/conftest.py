@@ -32,6 +32,7 @@ def spark():
         "spark.sql.shuffle.partitions": 2,
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": QUICK_START,
+        "spark.buffer.pageSize": "256k",  # a page for each sort and each aggregate: large ones fill the heap
     }
     made = session("tests", master="local[2]", conf=conf)
     yield made

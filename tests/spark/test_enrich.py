@@ -251,5 +251,6 @@ def enriches():
     print(json.dumps(told))
 
 
+@pytest.mark.slow
 def test_executors_of_a_cluster_read_the_checkpoint(told_by):
     assert told_by(f"{inspect.getsource(enriches)}\nenriches()") == {"rows": 2000, "found": 1000}

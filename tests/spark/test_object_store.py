@@ -226,6 +226,7 @@ def test_executors_use_blobs_of_a_bucket_and_never_its_logs(master, told_by, sea
     }
 
 
+@pytest.mark.slow
 def test_the_pipeline_of_the_demo_runs_in_a_bucket_alone(seaweed, monkeypatch, tmp_path):
     """What `make demo STORE=s3://bucket/prefix` runs."""
     url = seaweed.url()

@@ -209,9 +209,9 @@ def test_expiry_of_a_part_of_the_past_rewrites_only_the_past():
 
 
 def test_what_nothing_touches_passes_beside_a_past_that_reaches_over_all_of_it():
-    place = Place([KV], replace(SPLITS, part_bytes=4000))
-    base = merge_batches(place, upserted(place, 2000)).batch
-    change = batch_of(place, [kv(1000, "new", 7, -1), kv(1000, "newest", 7)], 6, 8)
+    place = Place([KV], replace(SPLITS, part_bytes=2000))
+    base = merge_batches(place, upserted(place, 800)).batch
+    change = batch_of(place, [kv(400, "new", 7, -1), kv(400, "newest", 7)], 6, 8)
     merged = merge_batches(place, [base, change])
     assert len(leaves(place, base)) > 10
     assert merged.rows < 500, "one part of what is live and a few of the past"
