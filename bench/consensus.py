@@ -22,10 +22,10 @@ import time
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from timespine.location import fair_lock, sqlite_file
 from timespine.location.consensus import LogWrite
-from timespine.location.fair_lock import FairFileLock
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite import fair_lock, sqlite_file
+from timespine.location.sqlite.fair_lock import FairFileLock
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 
 ENTRY = bytes(range(200))
 CASES = [(1, "turns"), (1, "busy"), (4, "turns"), (4, "lock"), (4, "busy")]

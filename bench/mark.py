@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import timespine as ts
-from timespine.location.sqlite_mark import SqliteMark
+from timespine.location.sqlite.sqlite_mark import SqliteMark
 
 WARM_UP = 50
 """Appends before the first that counts."""

@@ -88,7 +88,7 @@ def test_any_stands_in_the_client_only_in_aliases_that_say_why():
 
 
 # What Spark and views may use of the client: what users have, and the interface for engines.
-FOR_ENGINES = {"argument_types", "collection", "api_for_engines", "open_store", "store"}
+FOR_ENGINES = {"arguments", "collection", "api_for_engines", "opening", "store"}
 
 
 @pytest.mark.parametrize("layer", ["spark", "views"])
@@ -142,14 +142,16 @@ INSIDE = {
         "write": {"schema", "kernels", "parts"},
     },
     "client": {
-        "commit": set(),
-        "load": set(),
-        "read": {"commit"},
-        "maintenance": {"commit"},
-        "catalog": {"commit"},
-        "diagnostics": set(),
-        "backup": {"commit", "read", "catalog"},
-        "write": {"commit", "load", "read", "catalog"},
+        "arguments": set(),
+        "commit": {"arguments"},
+        "load": {"arguments"},
+        "read": {"arguments", "commit"},
+        "maintenance": {"arguments", "commit"},
+        "catalog": {"arguments", "commit"},
+        "diagnostics": {"arguments"},
+        "backup": {"arguments", "commit", "read", "catalog", "opening"},
+        "write": {"arguments", "commit", "load", "read", "catalog"},
+        "opening": {"arguments", "commit", "read", "maintenance", "catalog"},
     },
     "arrangement": {
         "batch": set(),
@@ -161,9 +163,10 @@ INSIDE = {
         "plan": set(),
         "engine": {"plan"},
         "spark_engine": {"plan", "engine"},
-        "sql": {"plan", "engine", "spark_engine"},
-        "follow": set(),
+        "sql": {"plan", "engine", "spark_engine", "refresh"},
+        "follow": {"refresh"},
         "every": {"plan", "engine"},
+        "refresh": {"plan", "engine", "spark_engine", "every"},
     },
     "cli": {"input": set(), "output": {"input"}, "commands": {"input", "output"}},
 }
@@ -184,7 +187,7 @@ def test_a_package_inside_of_a_layer_uses_only_those_before_it(layer):
 def test_no_folder_has_more_files_than_a_reader_takes_in_at_a_glance():
     for folder in {path.parent for path in ROOT.rglob("*.py")}:
         files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(files) <= 16, folder.relative_to(ROOT)
+        assert len(files) <= 15, folder.relative_to(ROOT)
 
 
 def test_no_file_has_more_lines_than_one_idea_takes():

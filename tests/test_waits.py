@@ -53,7 +53,7 @@ RAW = {
     ("client/maintenance/heartbeat.py", "Thread"): "is joined with a limit",
     ("location/machine/socket_channel.py", "Thread"): "are joined with a limit",
     (
-        "client/read/commit_stream.py",
+        "client/read/follow/commit_stream.py",
         "Thread",
     ): "runs a callback of the user, and ends with its stream; is never joined",
     ("columnar/kernels/take_rows.py", "Thread"): "see above",

@@ -35,7 +35,7 @@ from examples.spark_pipeline.late_data import atomic_batches, late_data
 from examples.spark_pipeline.live_lookups import live_lookups
 from examples.spark_pipeline.running_sums import Sums, sums_of
 from timespine.client.collection import Collection
-from timespine.client.open_store import open as open_store
+from timespine.client.opening.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import SinceError, UsageError

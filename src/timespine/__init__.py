@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from timespine.first_use import import_names
 
 if TYPE_CHECKING:
-    from timespine.client.argument_types import (
+    from timespine.client.arguments.argument_types import (
         CreateOptions,
         IfBehind,
         IfExists,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ViewPolicy,
         ViewTimes,
     )
+    from timespine.client.arguments.time_args import DurationLike, FrontierLike, TimeLike
     from timespine.client.arrangement_protocols import ArrangementHold, ArrangementReads, OpenArrangement
     from timespine.client.backup.copy_store import CopyResult, copy, promote
     from timespine.client.backup.fence_store import fence
@@ -40,18 +41,17 @@ if TYPE_CHECKING:
     from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
     from timespine.client.maintenance.maintenance_report import MaintenanceReport
     from timespine.client.maintenance.vacuum import VacuumResult
-    from timespine.client.open_store import open
-    from timespine.client.read.change_feed import ChangeFeed, FeedEvent
+    from timespine.client.opening.open_store import open
     from timespine.client.read.change_set import Changes
-    from timespine.client.read.commit_stream import CommitEvent, CommitStream
+    from timespine.client.read.follow.change_feed import ChangeFeed, FeedEvent
+    from timespine.client.read.follow.commit_stream import CommitEvent, CommitStream
     from timespine.client.read.multi_snapshot import MultiSnapshot
     from timespine.client.read.rows import Rows, Snapshot, Updates
     from timespine.client.read.sealed_and_unsealed import Contents
     from timespine.client.read.user_holds import CriticalHold, Hold
     from timespine.client.store import Store
-    from timespine.client.time_args import DurationLike, FrontierLike, TimeLike
-    from timespine.client.write.batch_writer import Writer
     from timespine.client.write.merge_builder import Merge
+    from timespine.client.write.prebuilt.batch_writer import Writer
     from timespine.client.write.transaction import Transaction
     from timespine.client.write_results import CommitResult, SealResult, WriteResult
     from timespine.columnar.predicate.predicate import Predicate
@@ -238,7 +238,7 @@ _FROM = {
     "BatchBuilder": "columnar.write.batch_builder",
     "AddResult": "columnar.write.batch_builder",
     "BatchInfo": "client.diagnostics.inspect",
-    "ChangeFeed": "client.read.change_feed",
+    "ChangeFeed": "client.read.follow.change_feed",
     "Changes": "client.read.change_set",
     "client": "",
     "ClosedError": "errors",
@@ -248,9 +248,9 @@ _FROM = {
     "CollectionInUse": "errors",
     "Column": "columnar.predicate.where",
     "columnar": "",
-    "CommitEvent": "client.read.commit_stream",
+    "CommitEvent": "client.read.follow.commit_stream",
     "CommitResult": "client.write_results",
-    "CommitStream": "client.read.commit_stream",
+    "CommitStream": "client.read.follow.commit_stream",
     "ConcurrentWrite": "errors",
     "Config": "config",
     "config": "",
@@ -261,23 +261,23 @@ _FROM = {
     "CopyResult": "client.backup.copy_store",
     "core": "",
     "CorruptionError": "errors",
-    "CreateOptions": "client.argument_types",
+    "CreateOptions": "client.arguments.argument_types",
     "CriticalHold": "client.read.user_holds",
     "Description": "model.description",
     "Determinate": "errors",
     "DiffOverflow": "errors",
-    "DurationLike": "client.time_args",
+    "DurationLike": "client.arguments.time_args",
     "errors": "",
     "examine": "client.diagnostics.doctor",
     "ExpireResult": "core.transitions",
-    "FeedEvent": "client.read.change_feed",
+    "FeedEvent": "client.read.follow.change_feed",
     "fence": "client.backup.fence_store",
     "Fenced": "errors",
     "Field": "columnar.schema.schema",
     "Finding": "client.diagnostics.doctor",
     "FindingKind": "client.diagnostics.doctor",
     "Frontier": "model.frontier",
-    "FrontierLike": "client.time_args",
+    "FrontierLike": "client.arguments.time_args",
     "HandleExpired": "errors",
     "HealthReport": "client.diagnostics.doctor",
     "Hint": "hints",
@@ -288,27 +288,27 @@ _FROM = {
     "Run": "core.batch",
     "Part": "core.batch",
     "Order": "core.batch",
-    "IfBehind": "client.argument_types",
-    "IfExists": "client.argument_types",
+    "IfBehind": "client.arguments.argument_types",
+    "IfExists": "client.arguments.argument_types",
     "IncompleteCopy": "errors",
     "Indeterminate": "errors",
     "InlineBudgetExceeded": "errors",
     "Inspection": "client.diagnostics.inspect",
     "InvalidRows": "errors",
-    "KeyLike": "client.argument_types",
-    "LatePolicy": "client.argument_types",
+    "KeyLike": "client.arguments.argument_types",
+    "LatePolicy": "client.arguments.argument_types",
     "LateRows": "errors",
     "LeaseExpired": "errors",
     "location": "",
     "MaintenanceReport": "client.maintenance.maintenance_report",
     "Merge": "client.write.merge_builder",
     "model": "",
-    "Multiplicity": "client.argument_types",
+    "Multiplicity": "client.arguments.argument_types",
     "MultiSnapshot": "client.read.multi_snapshot",
     "NameBlocked": "errors",
     "NoSpace": "errors",
     "NotSealed": "errors",
-    "open": "client.open_store",
+    "open": "client.opening.open_store",
     "OpenArrangement": "client.arrangement_protocols",
     "OwnedCollection": "errors",
     "PartInfo": "client.diagnostics.inspect",
@@ -320,23 +320,23 @@ _FROM = {
     "RestoreResult": "client.backup.restore_to_commit",
     "Retention": "client.catalog.retention",
     "RetentionLike": "client.catalog.retention",
-    "Row": "client.argument_types",
+    "Row": "client.arguments.argument_types",
     "Rows": "client.read.rows",
-    "RowsLike": "client.argument_types",
+    "RowsLike": "client.arguments.argument_types",
     "Schema": "columnar.schema.schema",
     "SchemaChanged": "errors",
     "SchemaConflict": "errors",
-    "SchemaLike": "client.argument_types",
+    "SchemaLike": "client.arguments.argument_types",
     "SealResult": "client.write_results",
-    "SetLike": "client.argument_types",
+    "SetLike": "client.arguments.argument_types",
     "SinceError": "errors",
     "Snapshot": "client.read.rows",
     "spark": "",
     "Store": "client.store",
     "StoreClosed": "errors",
     "StoreFenced": "errors",
-    "TimeLike": "client.time_args",
-    "Timeline": "client.argument_types",
+    "TimeLike": "client.arguments.time_args",
+    "Timeline": "client.arguments.argument_types",
     "TimespineError": "errors",
     "Transaction": "client.write.transaction",
     "TypeLike": "columnar.schema.types",
@@ -347,14 +347,14 @@ _FROM = {
     "UpperMismatch": "errors",
     "UsageError": "errors",
     "VacuumResult": "client.maintenance.vacuum",
-    "Value": "client.argument_types",
+    "Value": "client.arguments.argument_types",
     "VersionError": "errors",
-    "ViewEngine": "client.argument_types",
-    "ViewPolicy": "client.argument_types",
+    "ViewEngine": "client.arguments.argument_types",
+    "ViewPolicy": "client.arguments.argument_types",
     "views": "",
-    "ViewTimes": "client.argument_types",
+    "ViewTimes": "client.arguments.argument_types",
     "Where": "columnar.predicate.where",
-    "Writer": "client.write.batch_writer",
+    "Writer": "client.write.prebuilt.batch_writer",
     "WriteResult": "client.write_results",
     "WrongProcess": "errors",
 }

@@ -63,8 +63,8 @@ def import_names(package: str, modules: Mapping[str, str], within: str | None = 
     """Make the `__getattr__` of a package, which imports the module of a name and keeps the value in the package.
 
     `modules` gives for each name a module below `within`, which is the package itself unless another is given:
-    "client.store". The empty text stands for a name that is a module itself; "client.open_store:open_store" for a value
-    that has another name there.
+    "client.store". The empty text stands for a name that is a module itself; "client.opening.open_store:open_store" for
+    a value that has another name there.
     """
 
     def __getattr__(name: str) -> Any:

@@ -43,8 +43,8 @@ MISSED_S = 30.0
 
 LOCK_S = 600.0
 """How long a lock is waited for, unless it has a limit of its own. The call that holds such a lock computes, or makes a
-few calls of storage, each of which gives up after seconds (`location.sqlite.WAIT_S`). So a lock that is held for ten
-minutes belongs to a thread that hangs: an error helps its callers more than to hang as well."""
+few calls of storage, each of which gives up after seconds (`location.sqlite.sqlite_consensus.WAIT_S`). So a lock that
+is held for ten minutes belongs to a thread that hangs: an error helps its callers more than to hang as well."""
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

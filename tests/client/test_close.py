@@ -10,9 +10,9 @@ from memory_store import BLOBS, QUICK, Gate, Script, in_line, in_threads
 
 import timespine as ts
 from timespine.errors import Indeterminate, TimespineError, Unavailable, UsageError
-from timespine.location.local import LocalBlob
+from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.opening import folder_place
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 

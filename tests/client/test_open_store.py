@@ -10,7 +10,7 @@ import pytest
 import timespine as ts
 from timespine.client.diagnostics.doctor import FindingKind, examine
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
-from timespine.client.open_store import accept_loss
+from timespine.client.opening.open_store import accept_loss
 from timespine.errors import CorruptionError, UsageError
 from timespine.location.opening.folder_place import BLOBS, CONSENSUS_FILES
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timespine.client.time_args import parse_duration_ms, parse_time, unwrap_time
+from timespine.client.arguments.time_args import parse_duration_ms, parse_time, unwrap_time
 from timespine.errors import UsageError
 from timespine.model.time import INT64_MAX
 

@@ -14,7 +14,7 @@ from timespine.columnar.parts.part_footer import Footer, hash_of
 from timespine.columnar.parts.part_reader import open_part
 from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError, VersionError
-from timespine.location.local import LocalBlob
+from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.memory import MemoryBlob
 
 CONFIG = dataclasses.replace(DEFAULT, row_group_rows=20)

@@ -12,9 +12,9 @@ import sys
 
 import timespine as ts
 from timespine.location.bucket.consensus import BucketConsensus
-from timespine.location.local import LocalBlob
+from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.object_store.object_blob import ObjectBlob
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 
 WRITES = ("put", "delete", "delete_many", "compare_and_set", "truncate")
 """The calls of the ports that change the target."""

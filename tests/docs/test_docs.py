@@ -17,7 +17,7 @@ from timespine.core.batch import Part
 from timespine.core.encoding.codec import StateImage, decode_diff
 from timespine.core.encoding.state_diff import SpineDiff, StateDiff
 from timespine.core.invariants import INVARIANTS
-from timespine.location.sqlite_file import SCHEMA
+from timespine.location.sqlite.sqlite_file import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "timespine"
@@ -34,23 +34,7 @@ CODE = re.compile(r"`((?:[a-z]\w*\.)*)([A-Z][A-Za-z]*[a-z]\w*)(?:\.(\w+))?(?:\([
 """A class in backticks, perhaps with its module before it and a member or arguments after it."""
 
 LAYERS = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
-PLANTED = "".join(
-    (ROOT / "tests" / "simulation" / name).read_text()
-    for name in (
-        "planted.py",
-        "planted_streams.py",
-        "planted_client.py",
-        "planted_relay.py",
-        "planted_turns.py",
-        "planted_spines.py",
-        "planted_bucket.py",
-        "planted_following.py",
-        "planted_checkpoints.py",
-        "planted_kept.py",
-        "planted_copies.py",
-        "planted_views.py",
-    )
-)
+PLANTED = "".join(path.read_text() for path in sorted((ROOT / "tests" / "simulation").glob("planted*.py")))
 
 
 def prose(page):

@@ -51,8 +51,8 @@ def path(error):
 
 
 ALIASES = (
-    "client/argument_types.py",
-    "client/time_args.py",
+    "client/arguments/argument_types.py",
+    "client/arguments/time_args.py",
     "client/catalog/retention.py",
     "client/backup/restore_to_commit.py",
     "columnar/predicate/where.py",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from timespine.location.local import LocalBlob
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.folder.local_blob import LocalBlob
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 
 
 @pytest.fixture

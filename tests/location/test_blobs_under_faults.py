@@ -15,7 +15,7 @@ from servers.fault_proxy import HttpFaults
 
 from timespine.errors import Unavailable
 from timespine.location.blob import BLOB_BYTES_MAX, Blob, BlobInfo
-from timespine.location.local import LocalBlob
+from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.memory import MemoryBlob
 from timespine.location.object_store.bucket import RETRIES, Bucket
 from timespine.location.object_store.object_blob import ObjectBlob

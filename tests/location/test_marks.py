@@ -17,15 +17,15 @@ from timespine.errors import CorruptionError, Indeterminate, VersionError
 from timespine.location import marks
 from timespine.location.consensus import LogEntry, LogWrite
 from timespine.location.marks import SLOT, Mark, MarkFile, decode_mark, encode_mark, total_entries
-from timespine.location.sqlite import SqliteConsensus, accept_log_loss
-from timespine.location.sqlite_mark import SqliteMark
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus, accept_log_loss
+from timespine.location.sqlite.sqlite_mark import SqliteMark
 
 ENTRIES = 40
 
 WRITER = """
 import sys
 from timespine.location.consensus import LogWrite
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 log = SqliteConsensus(sys.argv[1])
 for seqno in range(int(sys.argv[2])):
     expected = seqno - 1 if seqno else None
@@ -225,7 +225,7 @@ def test_processes_that_write_and_open_at_the_same_time_raise_no_alarm(path: Pat
     writer = """
 import sys
 from timespine.location.consensus import LogWrite
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 for round in range(30):
     log = SqliteConsensus(sys.argv[1])
     for seqno in range(4):

@@ -12,11 +12,11 @@ from children import line_of, start
 
 from timespine.location.machine.role import EveryProcess, FileRole, role_of
 from timespine.location.memory import MemoryConsensus
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 
 TAKE = """
 import os, sys, time
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 log = SqliteConsensus(sys.argv[1])
 role = log.role("maintainer")
 print(role.take(), flush=True)

@@ -11,7 +11,7 @@ from timespine.arrangement import arrangement as arrangement_module
 from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.follow import begin_following
-from timespine.client.read.change_feed import ChangeFeed
+from timespine.client.read.follow.change_feed import ChangeFeed
 from timespine.client.write.read_current import CurrentRows
 from timespine.errors import StoreClosed
 

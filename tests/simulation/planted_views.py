@@ -14,7 +14,7 @@ from timespine.client.write.transaction import Transaction
 from timespine.core.transitions import AdvanceUpper, CompareAndDowngrade, RegisterHold
 from timespine.errors import LateRows, UpperMismatch
 from timespine.model.frontier import Frontier
-from timespine.views import compute_changes, rebuild, refresh, refresh_one_view, registry
+from timespine.views import compute_changes, rebuild, registry
 from timespine.views.engine import accumulators
 from timespine.views.engine.evaluate import Evaluator
 from timespine.views.engine.store_source import InputReader
@@ -24,6 +24,7 @@ from timespine.views.every.timed_rows import TIME, sum_timed
 from timespine.views.plan import delta
 from timespine.views.plan.algebra import At, Delta, Join, Union
 from timespine.views.plan.delta import NEW
+from timespine.views.refresh import refresh_one_view, refresh_views
 from timespine.views.sql import subqueries
 from timespine.views.view import first_time
 
@@ -33,7 +34,7 @@ from timespine.views.view import first_time
 @in_views
 @bug
 def holds_move_before_the_commit() -> Iterator[None]:
-    real = refresh._commit
+    real = refresh_views._commit
 
     def commit(store, works, time):
         for work in works:
@@ -43,7 +44,7 @@ def holds_move_before_the_commit() -> Iterator[None]:
                     handle.committer.commit((handle.id, CompareAndDowngrade(name, token, token, Frontier.at(time))))
         real(store, works, time)
 
-    with patched(refresh, "_commit", commit):
+    with patched(refresh_views, "_commit", commit):
         yield
 
 
@@ -79,7 +80,7 @@ def a_refresh_does_not_expect_the_uppers_that_it_was_computed_from() -> Iterator
 @in_views
 @bug
 def stages_are_committed_without_their_view() -> Iterator[None]:
-    real = refresh._commit
+    real = refresh_views._commit
 
     def commit(store, works, time):
         for work in works:
@@ -97,27 +98,27 @@ def stages_are_committed_without_their_view() -> Iterator[None]:
                         transaction.seal(collection, time + 1)
         real(store, works, time)
 
-    with patched(refresh, "_commit", commit):
+    with patched(refresh_views, "_commit", commit):
         yield
 
 
 @in_views
 @bug
 def views_are_committed_one_by_one() -> Iterator[None]:
-    real = refresh._commit
+    real = refresh_views._commit
 
     def commit(store, works, time):
         for work in works:
             real(store, [work], time)
 
-    with patched(refresh, "_commit", commit):
+    with patched(refresh_views, "_commit", commit):
         yield
 
 
 @in_views
 @bug
 def a_refresh_that_lost_says_that_it_was_done() -> Iterator[None]:
-    real = refresh._commit
+    real = refresh_views._commit
 
     def commit(store, works, time):
         try:
@@ -125,14 +126,14 @@ def a_refresh_that_lost_says_that_it_was_done() -> Iterator[None]:
         except (UpperMismatch, LateRows):
             return
 
-    with patched(refresh, "_commit", commit):
+    with patched(refresh_views, "_commit", commit):
         yield
 
 
 @in_views
 @bug
 def a_refresh_that_comes_late_fails() -> Iterator[None]:
-    real = refresh._commit
+    real = refresh_views._commit
 
     def commit(store, works, time):
         try:
@@ -141,12 +142,12 @@ def a_refresh_that_comes_late_fails() -> Iterator[None]:
             raise LateRows(str(error), None, None) from None
 
     def line(store, look, names, through, spark, engine):
-        works = refresh._ordered(refresh._works(store, look, names))
-        time = refresh._common_time(look, works, through)
-        refresh._catch_up(look, works, time)
-        return refresh._refresh_once(store, works, time, spark, engine)
+        works = refresh_views._ordered(refresh_views._works(store, look, names))
+        time = refresh_views._common_time(look, works, through)
+        refresh_views._catch_up(look, works, time)
+        return refresh_views._refresh_once(store, works, time, spark, engine)
 
-    with patched(refresh, "_commit", commit), patched(refresh, "_refresh_line", line):
+    with patched(refresh_views, "_commit", commit), patched(refresh_views, "_refresh_line", line):
         yield
 
 

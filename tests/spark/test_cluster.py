@@ -358,7 +358,7 @@ def a_refresh_on_a_cluster():
     import timespine as ts
     from timespine.spark.setup.session import session
     from timespine.spark.write import driver_or_tasks, write_task
-    from timespine.views import choose_engine
+    from timespine.views.refresh import choose_engine
     from timespine.views.spark_engine import source
 
     conf = {

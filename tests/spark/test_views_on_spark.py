@@ -10,7 +10,7 @@ import pytest
 
 import timespine as ts
 from timespine.spark.write import driver_or_tasks
-from timespine.views import choose_engine, refresh_one_view
+from timespine.views.refresh import choose_engine, refresh_one_view
 from timespine.views.spark_engine import evaluate, source
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql import from_sql
@@ -306,7 +306,7 @@ def test_sizes_decide_and_past_refreshes_correct(spark, tmp_path, monkeypatch):
         store.seal(["a", "b"], store["a"].upper, if_behind="ignore")
         done = view.refresh()
         assert (done.engine, done.how) == ("spark", "whole")  # one of three rows changed
-        from timespine.views.refresh_costs import read_took
+        from timespine.views.refresh.refresh_costs import read_took
 
         assert set(read_took(store, view.id)) == {"process", "spark whole"}
         store.drop("sums")

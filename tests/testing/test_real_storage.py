@@ -7,8 +7,8 @@ import pytest
 from timespine.core.effects import CompareAndSet, DeleteBlobs, GetBlob, ListBlobs, PutBlob, Scan, Truncate
 from timespine.core.encoding.codec import encode_state
 from timespine.core.state import new_state
-from timespine.location.local import LocalBlob
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.folder.local_blob import LocalBlob
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 from timespine.testing.formats.real_storage import RealWorld
 
 

@@ -9,11 +9,11 @@ from memory_store import MemoryStore
 from test_views import SUMS, filled
 
 import timespine as ts
-from timespine.views import refresh_one_view
-from timespine.views.choose_engine import ON_SPARK_WHOLE, Choice, Sizes, choose_engine
 from timespine.views.plan.algebra import Filter, Join, nodes_of
 from timespine.views.plan.expressions import Call
-from timespine.views.refresh_costs import LEAST, MOST, moved, note_refresh, read_took
+from timespine.views.refresh import refresh_one_view
+from timespine.views.refresh.choose_engine import ON_SPARK_WHOLE, Choice, Sizes, choose_engine
+from timespine.views.refresh.refresh_costs import LEAST, MOST, moved, note_refresh, read_took
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import parse_query
 

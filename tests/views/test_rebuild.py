@@ -6,7 +6,7 @@ from memory_store import MemoryStore
 
 import timespine as ts
 from timespine.client.collection import handle_of
-from timespine.views.refresh_one_view import Carrier
+from timespine.views.refresh.refresh_one_view import Carrier
 from timespine.views.registry import definitions
 
 SUMS = "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g"

@@ -11,9 +11,9 @@ from timespine.client.catalog.catalog import decode_catalog, encode_catalog
 from timespine.client.collection import handle_of
 from timespine.errors import CorruptionError, VersionError
 from timespine.location.unreliable import Fault
-from timespine.views import refresh as refreshing
 from timespine.views.definition import decode_definition
-from timespine.views.refresh_one_view import Carrier
+from timespine.views.refresh import refresh_views as refreshing
+from timespine.views.refresh.refresh_one_view import Carrier
 from timespine.views.registry import definitions
 
 SUMS = "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g"

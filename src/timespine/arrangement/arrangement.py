@@ -29,7 +29,7 @@ from timespine.arrangement.read.view_as_of import ArrangementView
 from timespine.client.api_for_engines import TimeLike, handle_of
 from timespine.client.arrangement_protocols import ArrangementHold
 from timespine.client.collection import Collection
-from timespine.client.read.change_feed import FeedEvent
+from timespine.client.read.follow.change_feed import FeedEvent
 from timespine.client.refuse_pickle import OneProcess
 from timespine.columnar.predicate.where import Where
 from timespine.errors import (

@@ -36,7 +36,7 @@ from timespine.arrangement.manifest import (
 from timespine.core.effects import KeptFiles
 from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
 from timespine.errors import CorruptionError, Determinate, UsageError
-from timespine.location.durable import (
+from timespine.location.folder.durable import (
     PRIVATE_FILE,
     SPACE,
     make_folders,

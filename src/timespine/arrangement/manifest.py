@@ -16,7 +16,7 @@ import msgspec
 
 from timespine.core.encoding.envelope import EnvelopeKind, decode_payload, unwrap_payload
 from timespine.errors import CorruptionError, Unavailable, UsageError
-from timespine.location.durable import open_regular
+from timespine.location.folder.durable import open_regular
 from timespine.model.frontier import Frontier
 
 BATCH_FILE = re.compile(r"[0-9a-f]{32}\.batch")

@@ -19,7 +19,7 @@ from timespine.arrangement.follow.checkpoint_origin import decode_origin
 from timespine.arrangement.manifest import StoredCheckpoint, pin_manifest
 from timespine.arrangement.read.arranged_reads import ArrangedReads
 from timespine.arrangement.read.view_as_of import ArrangementView
-from timespine.client.time_args import unwrap_time
+from timespine.client.arguments.time_args import unwrap_time
 from timespine.columnar.schema.schema import Schema
 from timespine.core.arrangement.levels import LevelRules, level_of
 from timespine.errors import CorruptionError, NotSealed, SinceError, StoreClosed, UsageError

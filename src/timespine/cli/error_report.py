@@ -12,7 +12,7 @@ import msgspec
 
 from timespine.cli.error_wording import error_text, hint_text
 from timespine.cli.output.format_text import one_line, type_text
-from timespine.client.time_args import plain_frontier
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.errors import (
     Conflict,
     CorruptionError,

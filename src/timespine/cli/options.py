@@ -15,7 +15,7 @@ import typer
 
 import timespine as ts
 from timespine.cli.output.destination import OutputFormat
-from timespine.client.time_args import FrontierLike, TimeLike
+from timespine.client.arguments.time_args import FrontierLike, TimeLike
 from timespine.errors import UsageError, short_repr
 
 StorePath = Annotated[

@@ -40,6 +40,14 @@ from timespine.first_use import import_names
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from timespine.client.arguments.row_args import parse_keys, restrict_columns
+    from timespine.client.arguments.time_args import (
+        DurationLike,
+        FrontierLike,
+        TimeLike,
+        parse_duration_ms,
+        unwrap_time,
+    )
     from timespine.client.catalog.catalog import CatalogEntry, view_hold_name
     from timespine.client.catalog.catalog_log import LOG as CATALOG_KEY
     from timespine.client.catalog.create_in_transaction import Definition
@@ -49,18 +57,16 @@ if TYPE_CHECKING:
     from timespine.client.lazy_spark import is_spark_frame
     from timespine.client.read.acquire import Hold
     from timespine.client.read.arranged_rows import arranged_rows
-    from timespine.client.read.change_feed import ChangeFeed
     from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
+    from timespine.client.read.follow.change_feed import ChangeFeed
     from timespine.client.read.leases import LeasedState
     from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
     from timespine.client.read.rows import BATCH_ROWS, REPEATED_MAX, Rows, Snapshot, Updates, repeat_by_diff
     from timespine.client.read.user_holds import CriticalHold, take_critical
-    from timespine.client.row_args import parse_keys, restrict_columns
     from timespine.client.store import Store
-    from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms, unwrap_time
     from timespine.client.write.append import append_step
-    from timespine.client.write.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
-    from timespine.client.write.prebuilt_steps import FlushesRuns
+    from timespine.client.write.prebuilt.prebuilt_append import AppendTime, append_runs_step, append_time, time_range
+    from timespine.client.write.prebuilt.prebuilt_steps import FlushesRuns
     from timespine.client.write.prepare import PreparedRows, upper_after
     from timespine.client.write.prepare_unsealed import LATE, REFUSE, apply_late_policy, count_late, late_rows_error
     from timespine.client.write.read_current import (
@@ -333,11 +339,11 @@ __all__ = [
 ]
 
 _FROM = {
-    "append_runs_step": "client.write.prebuilt_append",
+    "append_runs_step": "client.write.prebuilt.prebuilt_append",
     "append_step": "client.write.append",
-    "append_time": "client.write.prebuilt_append",
+    "append_time": "client.write.prebuilt.prebuilt_append",
     "AppendStep": "client.write.transaction_steps",
-    "AppendTime": "client.write.prebuilt_append",
+    "AppendTime": "client.write.prebuilt.prebuilt_append",
     "apply_late_policy": "client.write.prepare_unsealed",
     "arranged_rows": "client.read.arranged_rows",
     "at_time": "client.write.read_current",
@@ -364,11 +370,11 @@ _FROM = {
     "DeltaStep": "client.write.transaction_steps",
     "DependsOnRead": "client.write.transaction_steps",
     "did_not_commit": "client.write.stage_rows",
-    "DurationLike": "client.time_args",
+    "DurationLike": "client.arguments.time_args",
     "flush_inline": "client.write.stage_rows",
-    "FlushesRuns": "client.write.prebuilt_steps",
+    "FlushesRuns": "client.write.prebuilt.prebuilt_steps",
     "fresh_id": "client.commit.effect_driver",
-    "FrontierLike": "client.time_args",
+    "FrontierLike": "client.arguments.time_args",
     "Grain": "client.write.read_current",
     "handle_of": "client.collection",
     "Hold": "client.read.acquire",
@@ -384,8 +390,8 @@ _FROM = {
     "open_changes": "client.read.open_read",
     "open_snapshot": "client.read.open_read",
     "open_updates": "client.read.open_read",
-    "parse_duration_ms": "client.time_args",
-    "parse_keys": "client.row_args",
+    "parse_duration_ms": "client.arguments.time_args",
+    "parse_keys": "client.arguments.row_args",
     "PendingDelta": "client.write.read_current",
     "POSTIMAGE": "client.read.change_set",
     "PREIMAGE": "client.read.change_set",
@@ -395,7 +401,7 @@ _FROM = {
     "REFUSE": "client.write.prepare_unsealed",
     "repeat_by_diff": "client.read.rows",
     "replace_delta": "client.write.upsert_update_delete",
-    "restrict_columns": "client.row_args",
+    "restrict_columns": "client.arguments.row_args",
     "RowDelta": "client.write.read_current",
     "Rows": "client.read.rows",
     "Runs": "client.write.stage_rows",
@@ -404,12 +410,12 @@ _FROM = {
     "Store": "client.store",
     "StoreContext": "client.inner_handles",
     "take_critical": "client.read.user_holds",
-    "time_range": "client.write.prebuilt_append",
-    "TimeLike": "client.time_args",
+    "time_range": "client.write.prebuilt.prebuilt_append",
+    "TimeLike": "client.arguments.time_args",
     "Transaction": "client.write.transaction",
     "unsealed_seen_by": "client.write.transaction_steps",
     "UnsealedWriteStep": "client.write.transaction_steps",
-    "unwrap_time": "client.time_args",
+    "unwrap_time": "client.arguments.time_args",
     "Updates": "client.read.rows",
     "upper_after": "client.write.prepare",
     "upsert_delta": "client.write.upsert_update_delete",

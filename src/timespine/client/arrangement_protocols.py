@@ -9,8 +9,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from timespine.client.argument_types import Row
-from timespine.client.time_args import TimeLike
+from timespine.client.arguments.argument_types import Row
+from timespine.client.arguments.time_args import TimeLike
 from timespine.model.frontier import Frontier
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from timespine.client.argument_types import IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
+from timespine.client.arguments.argument_types import IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
+from timespine.client.arguments.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms
 from timespine.client.arrangement_protocols import OpenArrangement, load_arrange
 from timespine.client.catalog.evolve_schema import evolve_schema
 from timespine.client.catalog.retention import Retention, RetentionLike, policy_of
@@ -18,18 +19,17 @@ from timespine.client.inner_handles import CollectionHandle
 from timespine.client.lazy_spark import is_spark_frame, load_spark_module
 from timespine.client.read import lookup, read_unsealed
 from timespine.client.read.acquire import WAIT_S, scan_request, seconds_of
-from timespine.client.read.change_feed import ChangeFeed
 from timespine.client.read.change_set import Changes
-from timespine.client.read.commit_stream import CommitEvent, CommitStream
+from timespine.client.read.follow.change_feed import ChangeFeed
+from timespine.client.read.follow.commit_stream import CommitEvent, CommitStream
 from timespine.client.read.open_read import ReadOptions, open_changes, open_snapshot, open_updates
 from timespine.client.read.rows import Rows, Snapshot, Updates
 from timespine.client.read.sealed_and_unsealed import Contents, contents
 from timespine.client.read.user_holds import CriticalHold, Hold, take_critical, take_hold
 from timespine.client.refuse_pickle import OneProcess
-from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, parse_duration_ms
 from timespine.client.write import group_small_appends, upsert_update_delete
-from timespine.client.write.batch_writer import Writer
 from timespine.client.write.merge_builder import Merge
+from timespine.client.write.prebuilt.batch_writer import Writer
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.prepare_unsealed import REFUSE
 from timespine.client.write.step_commit import commit_steps

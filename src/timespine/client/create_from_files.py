@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from timespine.client.argument_types import IfExists
+from timespine.client.arguments.argument_types import IfExists
 from timespine.client.catalog.catalog import check_collection_name, with_taken_over, with_undone_create
 from timespine.client.catalog.create_in_transaction import Definition
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.load import parquet_or_delta
-from timespine.client.write.bulk_load import bulk_load
+from timespine.client.write.prebuilt.bulk_load import bulk_load
 from timespine.errors import TimespineError
 
 if TYPE_CHECKING:

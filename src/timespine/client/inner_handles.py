@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
+from timespine.client.arguments.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
 from timespine.client.arrangement_protocols import OpenArrangement
 from timespine.client.catalog.catalog import CatalogEntry, check_role
 from timespine.client.commit.group_commit import GroupCommitter
-from timespine.client.read.commit_signal import CommitSignal
+from timespine.client.read.follow.commit_signal import CommitSignal
 from timespine.client.read.leases import Leases
-from timespine.client.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.schema.schema import Schema

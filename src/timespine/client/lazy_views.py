@@ -13,12 +13,12 @@ from timespine.errors import OwnedCollection, UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from timespine.client.argument_types import ViewEngine, ViewPolicy, ViewTimes
+    from timespine.client.arguments.argument_types import ViewEngine, ViewPolicy, ViewTimes
+    from timespine.client.arguments.time_args import DurationLike, TimeLike
     from timespine.client.catalog.catalog import Catalog
     from timespine.client.catalog.retention import RetentionLike
-    from timespine.client.time_args import DurationLike, TimeLike
     from timespine.views.follow.follow_thread import Following
-    from timespine.views.refresh import Refreshed
+    from timespine.views.refresh.refresh_views import Refreshed
     from timespine.views.sql.run_statement import StatementResult
     from timespine.views.view import View
 
@@ -107,7 +107,9 @@ class ViewVerbs(OneProcess):
 
         `engine` is "process" or "spark"; by default the sizes of what changed decide, for each view.
         """
-        done: dict[str, Refreshed] = load_views_module("refresh").refresh_together(self, names, through, spark, engine)
+        done: dict[str, Refreshed] = load_views_module("refresh.refresh_views").refresh_together(
+            self, names, through, spark, engine
+        )
         return done
 
     def sql(self, text: str, *, spark: SparkSession | None = None) -> StatementResult:

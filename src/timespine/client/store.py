@@ -11,7 +11,8 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from timespine.client.argument_types import IfBehind, IfExists, KeyLike, Multiplicity, SchemaLike, Timeline
+from timespine.client.arguments.argument_types import IfBehind, IfExists, KeyLike, Multiplicity, SchemaLike, Timeline
+from timespine.client.arguments.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
 from timespine.client.catalog.catalog import (
     Catalog,
     CatalogEntry,
@@ -32,7 +33,6 @@ from timespine.client.catalog.retention import (
     with_default_retention,
 )
 from timespine.client.catalog.same_definition import require_same_definition
-from timespine.client.close_store import end_background
 from timespine.client.collection import Collection
 from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
@@ -45,11 +45,11 @@ from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.maintenance.merge_effect import perform_merge
 from timespine.client.maintenance.vacuum import VacuumResult, vacuum_collections
-from timespine.client.open_collections import Handles
+from timespine.client.opening.close_store import end_background
+from timespine.client.opening.open_collections import Handles
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.leases import Leases
 from timespine.client.read.multi_snapshot import MultiSnapshot, snapshot_many
-from timespine.client.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
 from timespine.client.write.small_appends.serve_relayed_appends import make_relay
 from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult

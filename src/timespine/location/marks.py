@@ -33,7 +33,7 @@ from typing import NamedTuple
 from timespine.errors import CorruptionError, VersionError
 from timespine.ids import SEGMENT_MAX
 from timespine.location.consensus import Consensus
-from timespine.location.durable import open_regular, set_mode, sync
+from timespine.location.folder.durable import open_regular, set_mode, sync
 
 VERSION = 1
 """The version of a slot that this code writes, and the newest that it reads."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from timespine.client.api_for_engines import StoreContext
 from timespine.client.collection import Collection
-from timespine.client.open_store import open as open_store
+from timespine.client.opening.open_store import open as open_store
 from timespine.client.store import Store
 from timespine.errors import TimespineError
 from timespine.location.opening.registry import place_of

@@ -3,6 +3,7 @@
 plan/       the algebra, its rules for changes, typed expressions: pure
 engine/     plans evaluated in the process, by Polars
 sql/        SQL text to plans, and the reasons for what has none
+refresh/    what one refresh does: choose the engine, compute what changes, commit
 follow/     when views are refreshed, and the thread that does it
 """
 
@@ -15,7 +16,7 @@ from timespine.first_use import import_names
 if TYPE_CHECKING:
     from timespine.views.follow.follow_loop import FollowedView, FollowStatus
     from timespine.views.follow.follow_thread import Following
-    from timespine.views.refresh import Refreshed
+    from timespine.views.refresh.refresh_views import Refreshed
     from timespine.views.sql.refusal_reasons import Reason
     from timespine.views.sql.run_statement import StatementResult
     from timespine.views.status import InputStatus, RefreshPoint, StoredSize, ViewStatus
@@ -26,7 +27,7 @@ _FROM = {
     "FollowedView": "follow.follow_loop",
     "Following": "follow.follow_thread",
     "Reason": "sql.refusal_reasons",
-    "Refreshed": "refresh",
+    "Refreshed": "refresh.refresh_views",
     "Verified": "view",
     "InputStatus": "status",
     "Rebuilt": "view",

@@ -31,8 +31,6 @@ from timespine.columnar.schema.schema import Schema
 from timespine.core.transitions import RegisterHold, Retain
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
-from timespine.views.choose_engine import PROCESS, WHOLE, Choice, choose_engine, sizes_of
-from timespine.views.choose_engine import SPARK as ON_SPARK
 from timespine.views.compute_changes import (
     Compiled,
     ViewDelta,
@@ -50,8 +48,10 @@ from timespine.views.definition import INCREMENTAL, ViewDefinition
 from timespine.views.engine.lowering import WEIGHT, Declined
 from timespine.views.engine.portable_plans import only_spark
 from timespine.views.frame_views import function_of
-from timespine.views.refresh import append_counted
-from timespine.views.refresh_one_view import named_inputs
+from timespine.views.refresh.choose_engine import PROCESS, WHOLE, Choice, choose_engine, sizes_of
+from timespine.views.refresh.choose_engine import SPARK as ON_SPARK
+from timespine.views.refresh.refresh_one_view import named_inputs
+from timespine.views.refresh.refresh_views import append_counted
 from timespine.views.registry import STAGES, add_definition, drop_view
 from timespine.views.spark_engine.session import borrowed, find_session
 
@@ -80,7 +80,7 @@ class FirstBuild:
 
     def query(self) -> Any:
         """Return the DataFrame of what the user wrote."""
-        from timespine.views import compute_on_spark
+        from timespine.views.refresh import compute_on_spark
 
         if self._frame is None:
             inputs = named_inputs(self.definition, self.handles)
@@ -93,7 +93,7 @@ class FirstBuild:
         """Return the columns of the view."""
         if self.compiled.plan is not None:
             return pa.schema([(name, column.type) for name, column in self.compiled.named])
-        from timespine.views import compute_on_spark
+        from timespine.views.refresh import compute_on_spark
 
         with compute_on_spark.spark_errors("the view was not created"):
             return compute_on_spark.query_schema(self.query())
@@ -105,7 +105,7 @@ class FirstBuild:
 
     def _compute(self, schema: pa.Schema) -> ViewDelta:
         if self.compiled.plan is None:
-            from timespine.views import compute_on_spark
+            from timespine.views.refresh import compute_on_spark
 
             with compute_on_spark.spark_errors("the view was not created"):
                 return compute_on_spark.query_delta(self.query(), schema, None, self.stack)
@@ -125,7 +125,7 @@ class FirstBuild:
                         f"this process cannot compute the query as Spark does ({declined}): give a session, spark=..."
                     ) from declined
                 self.choice = Choice(ON_SPARK, WHOLE, f"the process declined: {declined}")
-        from timespine.views import compute_on_spark
+        from timespine.views.refresh import compute_on_spark
 
         source = source_of(self.definition, self.compiled, self.handles, None, self.time, [])
         with compute_on_spark.spark_errors("the view was not created"):
@@ -136,7 +136,7 @@ class FirstBuild:
         if isinstance(changes.view, pl.DataFrame):
             check_unique(name, schema.key_names, changes.view.clear(), changes.view)
             return
-        from timespine.views import compute_on_spark
+        from timespine.views.refresh import compute_on_spark
 
         several = compute_on_spark.repeated_keys(changes.view, None, schema.key_names)
         if several:
@@ -146,8 +146,8 @@ class FirstBuild:
         """Compare the build with Spark's answer to the text of the user, if there is a session."""
         if find_session(self.spark) is None:
             return
-        from timespine.views import compute_on_spark
         from timespine.views.compare_with_spark import check_build
+        from timespine.views.refresh import compute_on_spark
 
         with compute_on_spark.spark_errors("the view was not created: it could not be compared with Spark's answer"):
             check_build(name, self.compiled.plan, self.query(), changes.view, schema)

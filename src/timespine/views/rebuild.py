@@ -33,7 +33,7 @@ from timespine.views.build import FirstBuild, create_stages
 from timespine.views.compute_changes import Compiled, ViewDelta, input_handles, net_difference, stored_rows
 from timespine.views.definition import ViewDefinition, rebound_input
 from timespine.views.frame_views import function_of
-from timespine.views.refresh import ATTEMPTS, append_counted, refresh_together
+from timespine.views.refresh.refresh_views import ATTEMPTS, append_counted, refresh_together
 from timespine.views.registry import find_definition, remove_leftovers, replace_definition
 from timespine.views.sql.parse import parse_query
 from timespine.views.view import Rebuilt, build_view, define_view, first_time

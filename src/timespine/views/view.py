@@ -46,7 +46,7 @@ from timespine.views.explain import explain_text
 from timespine.views.follow.follow_loop import FollowStatus
 from timespine.views.follow.follow_thread import Callback, follow_in_foreground
 from timespine.views.frame_views import attach_function, check_function
-from timespine.views.refresh import Refreshed, next_refresh, refresh_together
+from timespine.views.refresh.refresh_views import Refreshed, next_refresh, refresh_together
 from timespine.views.registry import find_definition, registry_of, remove_leftovers
 from timespine.views.spark_engine.session import find_session
 from timespine.views.sql.from_sql import plan_of

@@ -20,7 +20,7 @@ from assertions import until
 import timespine as ts
 from timespine.arrangement.follow.save_checkpoints import Saving
 from timespine.arrangement.spine.spine import Spine
-from timespine.client.read.change_feed import ChangeFeed
+from timespine.client.read.follow.change_feed import ChangeFeed
 from timespine.core.arrangement.checkpoint_policy import PAUSE_S
 from timespine.errors import Determinate, NoSpace, UsageError
 

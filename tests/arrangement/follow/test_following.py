@@ -17,7 +17,7 @@ from timespine.arrangement.spine import process_memory, spine_driver
 from timespine.arrangement.spine.spine import Spine
 from timespine.client.api_for_engines import handle_of
 from timespine.client.read.arranged_rows import arranged_rows
-from timespine.client.read.change_feed import ChangeFeed
+from timespine.client.read.follow.change_feed import ChangeFeed
 from timespine.core.arrangement import memory_pressure
 from timespine.errors import Determinate, SinceError, UsageError
 

@@ -12,7 +12,7 @@ from timespine.config import Config
 from timespine.core.protocols import garbage
 from timespine.core.transitions import ExpireReader
 from timespine.errors import Contention, CorruptionError, IncompleteCopy, ReadOnlyStore, UsageError
-from timespine.location.local import LocalBlob
+from timespine.location.folder.local_blob import LocalBlob
 
 KEY = {"id": "int64"}
 VALUE = {"n": "int64"}

@@ -10,7 +10,7 @@ import timespine as ts
 from timespine.errors import Indeterminate, StoreFenced, UsageError
 from timespine.location.consensus import LogWrite
 from timespine.location.memory import MemoryConsensus
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 
 CHILD = """
 import sys, timespine as ts

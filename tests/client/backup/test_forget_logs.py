@@ -7,7 +7,7 @@ import timespine as ts
 from timespine.client.maintenance.sweep_claim import SWEEPS, take_sweep_turn
 from timespine.location.consensus import LogWrite
 from timespine.location.memory import MemoryConsensus
-from timespine.location.sqlite import FORGOTTEN, SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import FORGOTTEN, SqliteConsensus
 
 DAY_S = 86_400
 
@@ -93,7 +93,7 @@ def test_one_process_in_an_hour_lists_the_store():
 
 
 def test_short_lived_processes_do_not_list_the_store_again(tmp_path, monkeypatch):
-    from timespine.location.local import LocalBlob
+    from timespine.location.folder.local_blob import LocalBlob
 
     lists = []
     real = LocalBlob.list_keys

@@ -14,8 +14,8 @@ from timespine.client.commit.leader_queue import PendingCall
 from timespine.core.group import CommandTransaction
 from timespine.core.transitions import AdvanceUpper, Retain
 from timespine.errors import Determinate, Indeterminate, NoSpace, StoreClosed
-from timespine.location.reserve import RESERVE_BYTES
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.folder.reserve import RESERVE_BYTES
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 

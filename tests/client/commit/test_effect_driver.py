@@ -15,9 +15,9 @@ from timespine.core.protocols.session import Session
 from timespine.core.transitions import Retain, RollUpAll
 from timespine.errors import Determinate, NoSpace, UpperMismatch
 from timespine.ids import parse_blob_key
-from timespine.location.local import LocalBlob
+from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.memory import MemoryBlob, MemoryConsensus
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.model.frontier import Frontier
 from timespine.testing.formats.naive import data_of, merge_runs, row_counts

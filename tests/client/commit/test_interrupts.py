@@ -15,7 +15,7 @@ from timespine import locks
 from timespine.client.commit import leader_queue
 from timespine.client.maintenance import heartbeat
 from timespine.client.read import leases
-from timespine.location import sqlite_file
+from timespine.location.sqlite import sqlite_file
 
 FILES = files_of(
     *("locks.py", "pool.py", "client", "location", "core/protocols"),

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from memory_store import BLOBS, QUICK
 
-from timespine.client.time_args import plain_frontier
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.core.transitions import Seal, Write

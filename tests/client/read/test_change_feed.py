@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_store import MemoryStore
 
-from timespine.client.read.log_follower import RELEASE_S
+from timespine.client.read.follow.log_follower import RELEASE_S
 from timespine.config import Config
 from timespine.errors import HandleExpired, LeaseExpired, NotSealed, SinceError, UsageError
 from timespine.location.unreliable import Fault, UnreliableBlob

@@ -11,7 +11,8 @@ import pytest
 from interrupts import Bytecodes
 from memory_store import Script
 
-from timespine.client.read import acquire, change_feed, commit_stream, leases, log_follower, open_read, rows
+from timespine.client.read import acquire, leases, open_read, rows
+from timespine.client.read.follow import change_feed, commit_stream, log_follower
 from timespine.client.read.leases import LINGER_S, ROTATE_S
 from timespine.config import Config
 from timespine.errors import Unavailable

@@ -8,7 +8,7 @@ import pytest
 
 import timespine as ts
 from timespine.arrangement.arrangement import Arrangement
-from timespine.client.read.commit_stream import CommitStream
+from timespine.client.read.follow.commit_stream import CommitStream
 from timespine.errors import Determinate
 from timespine.location.opening.place import LOOK_S, REMOTE_LOOK_S
 from timespine.locks import Bell

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from memory_store import BLOBS, Script
 
-from timespine.client.write.prebuilt_append import append_runs_step, append_time
-from timespine.client.write.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
+from timespine.client.write.prebuilt.prebuilt_append import append_runs_step, append_time
+from timespine.client.write.prebuilt.prebuilt_steps import PrebuiltAppendAtStep, PrebuiltAppendStep
 from timespine.client.write.step_commit import StepCommit, commit_steps
 from timespine.client.write.transaction_steps import CommandStep
 from timespine.columnar.ingest.update_table import to_update_table

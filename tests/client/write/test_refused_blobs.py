@@ -3,7 +3,7 @@
 import pytest
 from memory_store import BLOBS
 
-from timespine.client.write.prebuilt_append import AppendTime, append_runs_step
+from timespine.client.write.prebuilt.prebuilt_append import AppendTime, append_runs_step
 from timespine.client.write.read_current import LocalDelta
 from timespine.client.write.stage_rows import did_not_commit
 from timespine.client.write.step_commit import commit_steps

@@ -6,7 +6,7 @@ from memory_store import BLOBS, QUICK, Gate, Script, together
 
 from timespine.client.commit import accept_older_schema
 from timespine.client.commit.retry_limits import RetryPolicy
-from timespine.client.write.bulk_load import bulk_load
+from timespine.client.write.prebuilt.bulk_load import bulk_load
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import SchemaChanged, UsageError
 from timespine.location.unreliable import Fault

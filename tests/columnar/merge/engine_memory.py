@@ -25,7 +25,7 @@ from timespine.core.batch import HollowBatch, Order, Run
 from timespine.core.effects import MergeRuns
 from timespine.core.spine import rope as ropes
 from timespine.core.spine.layers import MergeRequest
-from timespine.location.local import LocalBlob
+from timespine.location.folder.local_blob import LocalBlob
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 

@@ -28,7 +28,7 @@ def stores(moto, postgres, database):
 
 def test_a_reader_that_waits_is_woken_by_a_commit_of_another_process(stores, monkeypatch):
     # Without a notice a reader would look again after an hour.
-    monkeypatch.setattr("timespine.client.read.commit_signal.POLL_MIN_S", 3600.0)
+    monkeypatch.setattr("timespine.client.read.follow.commit_signal.POLL_MIN_S", 3600.0)
     first, second = stores
     second._context.look_s = 3600.0
     made = first.create("c", key={"k": "int64"}, timeline="counter")

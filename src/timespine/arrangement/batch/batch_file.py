@@ -30,7 +30,7 @@ from timespine.columnar.parts.inline_part import read_message
 from timespine.columnar.parts.part_footer import hash_of
 from timespine.core.encoding.envelope import EnvelopeKind, decode_payload, unwrap_payload, wrap_payload
 from timespine.errors import CorruptionError
-from timespine.location.durable import PRIVATE_FILE, SPACE, no_space, open_regular
+from timespine.location.folder.durable import PRIVATE_FILE, SPACE, no_space, open_regular
 
 MAGIC = b"TSARRAY\n"
 ALIGNMENT = 64

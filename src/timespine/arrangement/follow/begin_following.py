@@ -20,7 +20,7 @@ from timespine.arrangement.manifest import read_manifest
 from timespine.arrangement.spine.spine import Spine
 from timespine.client.api_for_engines import handle_of, restrict_columns, scan_request_of
 from timespine.client.collection import Collection
-from timespine.client.read.change_feed import ChangeFeed, FeedEvent
+from timespine.client.read.follow.change_feed import ChangeFeed, FeedEvent
 from timespine.columnar.ingest.update_table import update_table
 from timespine.core.arrangement.levels import level_rules
 from timespine.errors import (

@@ -30,7 +30,7 @@ from timespine.cli.output.destination import for_document
 from timespine.cli.output.format_text import count_text, type_text
 from timespine.cli.output.progress import progress, spinner
 from timespine.cli.output.row_writers import write_done
-from timespine.client.time_args import plain_frontier
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.errors import UsageError
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for standard input.", show_default=False)]

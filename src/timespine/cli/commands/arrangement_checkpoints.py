@@ -28,7 +28,7 @@ from timespine.cli.output.format_text import Columns as TextColumns
 from timespine.cli.output.format_text import fields, size, type_text
 from timespine.cli.output.row_writers import write_document, write_rows
 from timespine.client.api_for_engines import repeat_by_diff
-from timespine.client.time_args import parse_time, plain_frontier
+from timespine.client.arguments.time_args import parse_time, plain_frontier
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError
 

@@ -26,10 +26,10 @@ from timespine.cli.options import (
 from timespine.cli.output.destination import destination, for_document
 from timespine.cli.output.format_text import Columns, amplification_text, clock, fields, size, type_text
 from timespine.cli.output.row_writers import write_document, write_done, write_table
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.client.catalog.retention import duration
 from timespine.client.collection import Collection, handle_of
 from timespine.client.store import Store
-from timespine.client.time_args import plain_frontier
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.location.opening.registry import place_of
 from timespine.location.opening.store_location import parse_location

@@ -11,8 +11,8 @@ from timespine.cli.options import Name, Output, StorePath, To, open_store_at
 from timespine.cli.output.destination import Destination, destination, for_document
 from timespine.cli.output.format_text import amplification_text, fields, size, type_text
 from timespine.cli.output.row_writers import write_document, write_table
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.client.collection import Collection, handle_of
-from timespine.client.time_args import plain_frontier
 from timespine.columnar.scan.part_access import meta_of
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_diff

@@ -19,7 +19,7 @@ from timespine.cli.output.progress import progress, spinner
 from timespine.cli.output.row_writers import done_document, write_document, write_done, write_table
 from timespine.client.diagnostics.doctor import HealthReport, examine
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
-from timespine.client.open_store import accept_loss as accept_loss_of
+from timespine.client.opening.open_store import accept_loss as accept_loss_of
 from timespine.client.store import Store
 
 AcceptLoss = Annotated[

@@ -19,8 +19,8 @@ from timespine.cli.output.destination import Destination, for_document
 from timespine.cli.output.format_text import count_text, type_text
 from timespine.cli.output.progress import spinner
 from timespine.cli.output.row_writers import write_done
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.client.collection import Collection
-from timespine.client.time_args import plain_frontier
 from timespine.client.write_results import CommitResult
 from timespine.columnar.predicate.predicate import Constant
 from timespine.errors import UsageError

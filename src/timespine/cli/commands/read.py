@@ -31,8 +31,8 @@ from timespine.cli.output.destination import Destination, OutputFormat, OutputSt
 from timespine.cli.output.format_text import type_text
 from timespine.cli.output.progress import progress
 from timespine.cli.output.row_writers import TextRows, write_rows, writer_for
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.client.read.rows import Rows
-from timespine.client.time_args import plain_frontier
 from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import UsageError
 

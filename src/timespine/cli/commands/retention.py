@@ -20,11 +20,11 @@ from timespine.cli.options import (
 from timespine.cli.output.destination import Destination, destination, for_document
 from timespine.cli.output.format_text import type_text
 from timespine.cli.output.row_writers import write_done, write_table
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.client.catalog.retention import duration as as_words
 from timespine.client.collection import Collection, handle_of
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.read.user_holds import CriticalHold
-from timespine.client.time_args import plain_frontier
 from timespine.errors import Indeterminate, UsageError, short_repr
 
 

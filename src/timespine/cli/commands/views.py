@@ -13,7 +13,7 @@ from timespine.cli.options import Name, Output, Retain, StorePath, open_store_at
 from timespine.cli.output.destination import OutputFormat, for_document
 from timespine.cli.output.format_text import fields
 from timespine.cli.output.row_writers import write_document, write_done
-from timespine.client.argument_types import ViewPolicy, ViewTimes
+from timespine.client.arguments.argument_types import ViewPolicy, ViewTimes
 from timespine.client.lazy_views import load_views_module
 from timespine.errors import UsageError
 

@@ -29,7 +29,7 @@ from timespine.cli.output.destination import destination, for_document
 from timespine.cli.output.format_text import count_text, type_text
 from timespine.cli.output.progress import spinner
 from timespine.cli.output.row_writers import write_done, write_rows
-from timespine.client.time_args import plain_frontier
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.errors import UsageError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from rich.cells import cell_len, set_cell_size
 
+from timespine.client.arguments.time_args import plain_frontier
 from timespine.client.diagnostics.amplification import Amplification
-from timespine.client.time_args import plain_frontier
 from timespine.model.frontier import Frontier
 
 CELL_MAX = 60

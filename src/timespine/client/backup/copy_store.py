@@ -20,7 +20,7 @@ from timespine.client.backup.copy_blobs import Progress, copy_missing, reachable
 from timespine.client.backup.copy_target import CopyTarget
 from timespine.client.backup.store_cut import StoreCut, newest_cut
 from timespine.client.catalog.catalog import Names
-from timespine.client.open_store import logs_address, open
+from timespine.client.opening.open_store import logs_address, open
 from timespine.client.store import Store
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.config import DEFAULT

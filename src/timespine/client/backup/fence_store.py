@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from timespine.client.open_store import logs_address
+from timespine.client.opening.open_store import logs_address
 from timespine.client.store import Store
 from timespine.errors import UsageError
 from timespine.location.consensus import Consensus, FencingConsensus

@@ -24,7 +24,7 @@ from timespine.client.backup.past_cut import PastStore, build_cut, read_past
 from timespine.client.backup.store_cut import StoreCut, placed_state
 from timespine.client.catalog.catalog import Names, decode_catalog, encode_catalog, stamped
 from timespine.client.catalog.catalog_log import LOG, scan_catalog
-from timespine.client.open_store import logs_address, open
+from timespine.client.opening.open_store import logs_address, open
 from timespine.client.store import Store
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.core.encoding.codec import encode_state

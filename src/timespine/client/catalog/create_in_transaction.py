@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from timespine.client.argument_types import CreateOptions, KeyLike, SchemaLike, Timeline
+from timespine.client.arguments.argument_types import CreateOptions, KeyLike, SchemaLike, Timeline
+from timespine.client.arguments.time_args import DurationLike, parse_duration_ms
 from timespine.client.catalog.catalog import (
     FOR_EVER,
     TIMELINES,
@@ -31,7 +32,6 @@ from timespine.client.collection import Collection
 from timespine.client.commit.cross_process_turn import Patience
 from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.client.lazy_spark import is_spark_schema, load_spark_module
-from timespine.client.time_args import DurationLike, parse_duration_ms
 from timespine.columnar.schema.schema import Schema, define, infer
 from timespine.columnar.schema.types import TypeLike, parse_schema
 from timespine.core.group import Answers, CommandTransaction

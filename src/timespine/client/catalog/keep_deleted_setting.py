@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from timespine.client.arguments.time_args import DurationLike, parse_duration_ms
 from timespine.client.catalog.catalog import Catalog, Names
-from timespine.client.time_args import DurationLike, parse_duration_ms
 
 if TYPE_CHECKING:
     from timespine.client.commit.group_commit import GroupCommitter

@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from timespine.client.arguments.time_args import DurationLike, parse_duration_ms
 from timespine.client.catalog.catalog import (
     FOR_EVER,
     Catalog,
@@ -20,7 +21,6 @@ from timespine.client.catalog.catalog import (
     Names,
     entry_by_id,
 )
-from timespine.client.time_args import DurationLike, parse_duration_ms
 from timespine.errors import UsageError
 from timespine.hints import Hint
 

@@ -1,4 +1,4 @@
-"""Recognize transactions that free space: they may use the reserve of a full disk (`timespine.location.reserve`)."""
+"""Recognize transactions that free space: they may use the reserve of a full disk (`location.folder.reserve`)."""
 
 from __future__ import annotations
 

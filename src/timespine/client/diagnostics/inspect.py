@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 
 import msgspec
 
+from timespine.client.arguments.time_args import PlainFrontier, plain_frontier
 from timespine.client.diagnostics.amplification import Amplification, amplification
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.time_args import PlainFrontier, plain_frontier
 from timespine.columnar.scan.part_access import meta_of
 from timespine.core.batch import HollowBatch, Order, Part
 from timespine.core.maintenance_policy import run_count

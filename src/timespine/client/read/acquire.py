@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from timespine.client.arguments.time_args import TimeLike, unwrap_time
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.leases import LeasedState, close_on_error
-from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.columnar.predicate.where import Where, as_predicate
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window

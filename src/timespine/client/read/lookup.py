@@ -12,10 +12,10 @@ from itertools import takewhile
 
 import pyarrow as pa
 
-from timespine.client.argument_types import RowsLike
+from timespine.client.arguments.argument_types import RowsLike
+from timespine.client.arguments.row_args import column_names_of, parse_keys
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.rows import Rows
-from timespine.client.row_args import column_names_of, parse_keys
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.predicate.where import Column, col

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 
+from timespine.client.arguments.time_args import TimeLike, unwrap_time
 from timespine.client.collection import Collection, handle_of
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import WAIT_S, newest_of, seconds_of
 from timespine.client.read.open_read import ReadOptions, open_snapshot
 from timespine.client.read.rows import Snapshot
 from timespine.client.refuse_pickle import OneProcess
-from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.core.state import State
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.hints import Hint

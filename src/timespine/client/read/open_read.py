@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from timespine.client.arguments.time_args import TimeLike, unwrap_time
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import WAIT_S, Hold, acquire, check_multiplicity, read_plan, scan_request
 from timespine.client.read.change_set import Changes
 from timespine.client.read.rows import Snapshot, Updates
-from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.columnar.predicate.where import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.core.state import State

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from timespine.client.arguments.time_args import TimeLike
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import lease_newest, scan_request
 from timespine.client.read.rows import Updates
-from timespine.client.time_args import TimeLike
 from timespine.columnar.predicate.where import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.core.read_plan import plan_runs, plan_unsealed

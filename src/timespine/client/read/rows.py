@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
-    from timespine.client.argument_types import Row
+    from timespine.client.arguments.argument_types import Row
     from timespine.client.inner_handles import CollectionHandle
     from timespine.client.read.leases import LeasedState
     from timespine.columnar.predicate.key_set import KeySet

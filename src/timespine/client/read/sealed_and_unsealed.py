@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
+from timespine.client.arguments.time_args import TimeLike, unwrap_time
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import acquire, check_multiplicity, read_plan, scan_request
 from timespine.client.read.rows import Snapshot, Updates
-from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.columnar.predicate.where import Where
 from timespine.columnar.scan.visibility import Window
 from timespine.core.read_plan import plan_runs, plan_unsealed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from timespine.client.argument_types import Row
+from timespine.client.arguments.argument_types import Row
 from timespine.errors import UsageError
 
 if TYPE_CHECKING:

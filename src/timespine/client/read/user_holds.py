@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from timespine.client.arguments.time_args import TimeLike, unwrap_time
 from timespine.client.commit.effect_driver import fresh_id
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.leases import LeasedState, close_on_error
 from timespine.client.refuse_pickle import OneProcess
-from timespine.client.time_args import TimeLike, unwrap_time
 from timespine.core.transitions import CompareAndDowngrade, RegisterHold, ReleaseHold
 from timespine.errors import SinceError, UsageError, short_repr
 from timespine.model.frontier import Frontier

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from timespine.client.arguments.time_args import FrontierLike, TimeLike
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.prepare import has_no_times, materialize_once
 from timespine.client.write.step_commit import commit_steps
 from timespine.client.write.transaction_steps import AppendAtStep, AppendStep, Step

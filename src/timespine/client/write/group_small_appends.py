@@ -18,16 +18,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from timespine.client.argument_types import Row, RowsLike
+from timespine.client.arguments.argument_types import Row, RowsLike
+from timespine.client.arguments.time_args import FrontierLike, TimeLike
 from timespine.client.commit.accept_older_schema import SchemaCheck, convert_to_newest
 from timespine.client.commit.group_commit import NAMED
 from timespine.client.commit.leader_queue import PendingCall
 from timespine.client.commit.queued_append import AppendCalls, Stages
 from timespine.client.commit.retry_limits import RETRY
 from timespine.client.inner_handles import CollectionHandle, decode_schema
-from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.append import append_rows
-from timespine.client.write.bulk_load import bulk_load
+from timespine.client.write.prebuilt.bulk_load import bulk_load
 from timespine.client.write.prepare import PreparedRows, next_free_time, to_updates
 from timespine.client.write.small_appends.group_append_step import ConvertedAppends, GroupAppendStep
 from timespine.client.write.small_appends.relay_messages import SmallAppends

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from timespine.client.argument_types import RowsLike, SetLike
+from timespine.client.arguments.argument_types import RowsLike, SetLike
+from timespine.client.arguments.row_args import restrict_columns
 from timespine.client.refuse_pickle import OneProcess
-from timespine.client.row_args import restrict_columns
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.client.write.upsert_update_delete import as_expression, polars_errors, repeat_present_rows

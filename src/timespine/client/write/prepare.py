@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from timespine.client.argument_types import RowsLike
+from timespine.client.arguments.argument_types import RowsLike
+from timespine.client.arguments.row_args import are_dicts, column_names_of
+from timespine.client.arguments.time_args import FrontierLike, TimeLike, plain_frontier, unwrap_time
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.row_args import are_dicts, column_names_of
-from timespine.client.time_args import FrontierLike, TimeLike, plain_frontier, unwrap_time
 from timespine.columnar.ingest.require_key_columns import require_key_columns
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import update_table

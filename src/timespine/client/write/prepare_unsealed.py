@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from timespine.client.arguments.row_args import column_names_of
+from timespine.client.arguments.time_args import TimeLike, plain_frontier, unwrap_time
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.row_args import column_names_of
-from timespine.client.time_args import TimeLike, plain_frontier, unwrap_time
 from timespine.client.write.prepare import (
     PreparedRows,
     fill_diffs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from timespine.client.row_args import column_names_of
+from timespine.client.arguments.row_args import column_names_of
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.errors import UsageError, short_repr
 from timespine.hints import Hint

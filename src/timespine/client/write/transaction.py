@@ -23,7 +23,15 @@ from functools import partial
 from types import TracebackType
 from typing import Unpack
 
-from timespine.client.argument_types import CreateOptions, IfBehind, LatePolicy, Multiplicity, RowsLike, SetLike
+from timespine.client.arguments.argument_types import (
+    CreateOptions,
+    IfBehind,
+    LatePolicy,
+    Multiplicity,
+    RowsLike,
+    SetLike,
+)
+from timespine.client.arguments.time_args import FrontierLike, TimeLike
 from timespine.client.catalog.create_in_transaction import Definition, PendingCreates
 from timespine.client.collection import Collection, expire_command
 from timespine.client.commit.group_commit import GroupCommitter
@@ -31,7 +39,6 @@ from timespine.client.inner_handles import CollectionHandle
 from timespine.client.read.acquire import WAIT_S
 from timespine.client.read.rows import Snapshot
 from timespine.client.refuse_pickle import OneProcess
-from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write import upsert_update_delete
 from timespine.client.write.merge_builder import Merge
 from timespine.client.write.prepare import has_no_times, materialize_once

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from timespine.client.argument_types import IfBehind
+from timespine.client.arguments.argument_types import IfBehind
+from timespine.client.arguments.time_args import FrontierLike, TimeLike
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.time_args import FrontierLike, TimeLike
 from timespine.client.write.prepare import (
     PreparedRows,
     check_below,

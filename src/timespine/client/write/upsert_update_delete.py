@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from timespine.client.argument_types import SetLike
+from timespine.client.arguments.argument_types import SetLike
+from timespine.client.arguments.row_args import parse_keys, restrict_columns
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.row_args import parse_keys, restrict_columns
 from timespine.client.write.prepare import materialize_once
 from timespine.client.write.read_current import Compute, Grain, Look, RowDelta
 from timespine.client.write.step_commit import commit_steps

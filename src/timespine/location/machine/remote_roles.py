@@ -11,7 +11,7 @@ import contextlib
 import os
 import tempfile
 
-from timespine.location.durable import PRIVATE_FOLDER
+from timespine.location.folder.durable import PRIVATE_FOLDER
 from timespine.location.machine.channel import Channel
 from timespine.location.machine.role import EveryProcess, FileRole, Role
 from timespine.location.machine.socket_channel import SocketChannel, is_private

@@ -14,7 +14,7 @@ import weakref
 from typing import Protocol
 
 from timespine.errors import CorruptionError
-from timespine.location.durable import mode_of, open_regular
+from timespine.location.folder.durable import mode_of, open_regular
 
 MAINTAINER = "maintainer"
 """The role of the process whose maintenance thread works for all processes of the machine."""

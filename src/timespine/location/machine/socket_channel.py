@@ -21,7 +21,7 @@ import threading
 import time
 
 from timespine.errors import CorruptionError, Determinate, Indeterminate
-from timespine.location.durable import open_regular
+from timespine.location.folder.durable import open_regular
 from timespine.location.machine.channel import ANSWER_S, REQUEST_BYTES_MAX, Answer
 from timespine.location.machine.role import FileRole
 

@@ -62,7 +62,7 @@ class _Sqlite:
     """Logs in a SQLite file of this machine."""
 
     def reserve(self, address: ConsensusAddress, store: str) -> str:
-        from timespine.location.sqlite import SqliteConsensus
+        from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 
         with contextlib.closing(SqliteConsensus(sqlite_path(address))) as logs:
             logs.compare_and_set([LogWrite(STORE_KEY, None, store.encode())])
@@ -74,7 +74,7 @@ class _Sqlite:
     def open(
         self, address: ConsensusAddress, descriptor: Descriptor, location: StoreLocation, *, read_only: bool
     ) -> Consensus:
-        from timespine.location.sqlite import SqliteConsensus
+        from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 
         logs = SqliteConsensus(sqlite_path(address), read_only=read_only)
         found = logs.head(STORE_KEY)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from timespine.errors import CorruptionError, Determinate, TimespineError, UsageError
 from timespine.hints import Hint
-from timespine.location import sqlite
 from timespine.location.blob import Blob
-from timespine.location.durable import PRIVATE_FILE, PRIVATE_FOLDER, make_folders, refuse_links, shared_modes
-from timespine.location.local import LocalBlob
+from timespine.location.folder.durable import PRIVATE_FILE, PRIVATE_FOLDER, make_folders, refuse_links, shared_modes
+from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.opening.place import OpenedPorts, OpenRequest
 from timespine.location.opening.store_location import StoreLocation
-from timespine.location.sqlite import SqliteConsensus
-from timespine.location.sqlite_mark import SUFFIX as MARK_SUFFIX
+from timespine.location.sqlite import sqlite_consensus
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
+from timespine.location.sqlite.sqlite_mark import SUFFIX as MARK_SUFFIX
 
 BLOBS = "blobs"
 """The folder of the blobs, within the folder of the store."""
@@ -100,7 +100,7 @@ class FolderPlace:
         """Accept that the log lost commits; return how many entries were committed (None: unknown), and are left."""
         if not (self._root / CONSENSUS).exists():
             raise missing_log(self._root)
-        return sqlite.accept_log_loss(self._root / CONSENSUS)
+        return sqlite_consensus.accept_log_loss(self._root / CONSENSUS)
 
 
 def missing_log(root: Path) -> TimespineError:

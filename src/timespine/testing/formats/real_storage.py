@@ -26,8 +26,8 @@ from timespine.core.effects import (
 )
 from timespine.errors import TimespineError
 from timespine.location.consensus import LogWrite
-from timespine.location.local import LocalBlob
-from timespine.location.sqlite import SqliteConsensus
+from timespine.location.folder.local_blob import LocalBlob
+from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
 from timespine.testing.formats.parquet import ParquetFormat
 from timespine.testing.simulator.world import World
 

@@ -15,8 +15,9 @@ from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.history import History, StoreProcess
 from timespine.testing.stores.history_run import FAULTS, HistoryRun, run_course
 from timespine.testing.stores.users import KEYS, Caller
-from timespine.views import refresh, view  # noqa: F401 (histories patch modules that are there)
+from timespine.views import view  # noqa: F401 (histories patch modules that are there)
 from timespine.views.compute_changes import compile_definition
+from timespine.views.refresh import refresh_views
 
 SHAPE = {"key": {"k": "int64"}, "value": {"v": "string", "n": "int64"}}
 
@@ -103,9 +104,9 @@ def run_view_history(seed: int, operations: int, faults: Faults | None = None, t
 @contextlib.contextmanager
 def with_short_holds() -> Iterator[None]:
     """Let holds on inputs follow refreshes soon: histories are short."""
-    before = dict(refresh.HOLD_STEPS)
-    refresh.HOLD_STEPS.update(clock=1_000, counter=2)
+    before = dict(refresh_views.HOLD_STEPS)
+    refresh_views.HOLD_STEPS.update(clock=1_000, counter=2)
     try:
         yield
     finally:
-        refresh.HOLD_STEPS.update(before)
+        refresh_views.HOLD_STEPS.update(before)

@@ -19,7 +19,7 @@ from timespine.arrangement.batch import batch_file
 from timespine.arrangement.manifest import BATCH_FILE, manifest_name, manifest_numbers, read_manifest
 from timespine.core.arrangement.spine_files import MANIFESTS_KEPT
 from timespine.errors import CorruptionError
-from timespine.location import durable
+from timespine.location.folder import durable
 from timespine.testing.stores.history import History
 from timespine.testing.stores.thread_scheduler import VirtualProcess
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from timespine.client.argument_types import Timeline
+from timespine.client.arguments.argument_types import Timeline
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.errors import TimespineError

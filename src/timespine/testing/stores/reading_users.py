@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from timespine.client.read.change_feed import ChangeFeed
-from timespine.client.read.commit_stream import CommitEvent as Heard
-from timespine.client.read.commit_stream import CommitStream
+from timespine.client.read.follow.change_feed import ChangeFeed
+from timespine.client.read.follow.commit_stream import CommitEvent as Heard
+from timespine.client.read.follow.commit_stream import CommitStream
 from timespine.columnar.schema.schema import DIFF, TIME, Schema
 from timespine.errors import HandleExpired, NotSealed, SinceError, UsageError
 from timespine.testing.stores.check_answers import count_read_rows, last_time, written_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.client.argument_types import LatePolicy
+from timespine.client.arguments.argument_types import LatePolicy
 from timespine.client.collection import Collection
 from timespine.client.write.transaction import Transaction
 from timespine.columnar.schema.schema import DIFF, TIME

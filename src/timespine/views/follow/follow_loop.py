@@ -23,7 +23,7 @@ from typing import Any
 
 from timespine.client.api_for_engines import CATALOG_KEY, Store, catalog_entries, context_of, heads_of
 from timespine.errors import StoreClosed, TimespineError, Unavailable, UnknownCollection, WrongProcess
-from timespine.views.refresh import Refreshed, refresh_together
+from timespine.views.refresh.refresh_views import Refreshed, refresh_together
 from timespine.views.registry import definitions, view_entry
 
 BACKOFF_S = 0.5

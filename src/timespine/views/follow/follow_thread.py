@@ -18,7 +18,7 @@ from timespine.client.api_for_engines import (
 from timespine.errors import Determinate, StoreClosed, UsageError, WrongProcess
 from timespine.locks import Flag
 from timespine.views.follow.follow_loop import FollowLoop, FollowStatus, Rest
-from timespine.views.refresh import Refreshed
+from timespine.views.refresh.refresh_views import Refreshed
 
 CLOSE_S = 60.0
 """Seconds that closing waits for a refresh that runs, unless the caller gives a timeout."""

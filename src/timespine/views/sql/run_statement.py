@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from timespine.client.api_for_engines import Store
-from timespine.client.argument_types import ViewPolicy, ViewTimes
+from timespine.client.arguments.argument_types import ViewPolicy, ViewTimes
 from timespine.errors import UnsupportedView
-from timespine.views.refresh import Refreshed
+from timespine.views.refresh.refresh_views import Refreshed
 from timespine.views.sql.statements import Statement, parse_statement
 from timespine.views.view import View, explain_query, open_view
 

@@ -11,7 +11,7 @@ from commit_stream_cases import commit, forget, made, rows, seal, told, up, upda
 from memory_store import BLOBS, Gate, Script, together
 
 import timespine as ts
-from timespine.client.read.commit_stream import AHEAD
+from timespine.client.read.follow.commit_stream import AHEAD
 from timespine.core.transitions import Drain, Evict, RegisterReader, Seal, Trim
 from timespine.errors import ClosedError, Unavailable, UsageError
 from timespine.location.unreliable import Fault

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_store import BLOBS, SMALL, MemoryStore, Script
 
-from timespine.client.read.log_follower import RELEASE_S
+from timespine.client.read.follow.log_follower import RELEASE_S
 from timespine.config import Config
 from timespine.core.transitions import Drain, Evict, Seal, Trim
 from timespine.errors import HandleExpired, LeaseExpired

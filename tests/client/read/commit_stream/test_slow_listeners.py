@@ -11,9 +11,9 @@ from assertions import until
 from commit_stream_cases import commit, forget, made, rows, told, up, updates, write
 from memory_store import QUICK, SMALL, Script
 
-from timespine.client.read.commit_stream import AHEAD
+from timespine.client.read.follow.commit_stream import AHEAD
+from timespine.client.read.follow.log_follower import RELEASE_S
 from timespine.client.read.leases import LINGER_S
-from timespine.client.read.log_follower import RELEASE_S
 from timespine.config import Config
 from timespine.core.transitions import ExpireReader
 from timespine.errors import LeaseExpired, Unavailable, UsageError

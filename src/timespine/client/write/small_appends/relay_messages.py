@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from timespine.client.argument_types import Row
+from timespine.client.arguments.argument_types import Row
 from timespine.client.commit.leader_queue import GROUP_MAX
 from timespine.client.commit.queued_append import AppendCalls
 from timespine.client.inner_handles import CollectionHandle
