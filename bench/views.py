@@ -309,6 +309,7 @@ def start_spark() -> Any:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "4g",
         "spark.sql.shuffle.partitions": "8",
+        "spark.buffer.pageSize": "4m",  # as in a session that timespine starts
     }
     spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -317,25 +318,26 @@ def start_spark() -> Any:
 
 
 def measured(call: Callable[[], Any]) -> tuple[Times, Any]:
-    """Return wall and CPU seconds of a call, with child processes, and its result."""
-    below, cpu, wall = seconds_below(), time.process_time(), time.perf_counter()
+    """Return wall and CPU seconds of a call, with child processes that are there at its end, and its result."""
+    before, cpu, wall = seconds_below(), time.process_time(), time.perf_counter()
     result = call()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return (wall, cpu + seconds_below() - below), result
+    below = sum(seconds - before.get(process, 0.0) for process, seconds in seconds_below().items())
+    return (wall, cpu + below), result
 
 
-def seconds_below() -> float:
-    """Return the CPU seconds of the processes below this one."""
-    below, total = {os.getpid()}, 0.0
+def seconds_below() -> dict[int, float]:
+    """Return the CPU seconds of the processes below this one, by their ids."""
+    above, found = {os.getpid()}, dict[int, float]()
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda each: int(each.name)):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it ended just now
-        if int(fields[1]) in below:
-            below.add(int(folder.name))
-            total += (int(fields[11]) + int(fields[12])) / TICKS
-    return total
+        if int(fields[1]) in above:
+            above.add(int(folder.name))
+            found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
 
 
 def plain_rows(table: pa.Table) -> list[tuple[Any, ...]]:

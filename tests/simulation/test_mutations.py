@@ -5,6 +5,7 @@ import pytest
 from mutations import catching, checks_of_promises, patched, patched_entry
 
 from timespine.core import read_plan as plan_module
+from timespine.core import transitions
 from timespine.core.protocols import commit
 from timespine.core.transitions import TRANSITIONS, Seal
 from timespine.errors import CorruptionError
@@ -29,7 +30,7 @@ def test_a_transition_with_other_parameters_is_refused():
 
 def test_a_patch_of_another_kind_than_the_original_is_refused():
     with pytest.raises(TypeError, match="the patch of TRANSITIONS"):
-        patched(planted, "TRANSITIONS", ())
+        patched(transitions, "TRANSITIONS", ())
 
 
 @pytest.mark.parametrize("error", [TypeError("x"), AttributeError("x"), NameError("x"), AssertionError("x")])

@@ -59,6 +59,8 @@ _LOCAL = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     # The web page needs a port, and slows the start.
     "spark.ui.enabled": "false",
+    # Each sort, aggregate and broadcast takes a page, of 64 MB with a driver of 4 GB: a query of many joins fills it.
+    "spark.buffer.pageSize": "4m",
 }
 """The settings of a session whose driver and executors are one process of this machine."""
 
