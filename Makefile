@@ -10,10 +10,10 @@ PYTEST := -m pytest -n $(JOBS)
 HISTORIES ?= 20000
 STORE_HISTORIES ?= 5000
 REAL_HISTORIES ?= 300
-SPINE_HISTORIES ?= 1500
-ARRANGEMENT_HISTORIES ?= 150
-VIEW_HISTORIES ?= 100
-COPY_HISTORIES ?= 120
+SPINE_HISTORIES ?= 1000
+ARRANGEMENT_HISTORIES ?= 100
+VIEW_HISTORIES ?= 60
+COPY_HISTORIES ?= 100
 SEED ?= 0
 FLAVOUR ?= mixed
 # Where the environment forbids Python to keep what it compiles, each of the many processes would compile it again.
@@ -111,8 +111,8 @@ planted: $(VENV)/.dev            ## every planted bug is caught by its pinned se
 
 sim: $(VENV)/.dev            ## many simulated histories, of the core, of streams, stores, spines, a bucket, views and copies: make sim HISTORIES=20000 SEED=0
 	$(RUN) -m timespine.testing.simulate --seed $(SEED) --jobs $(MORE_JOBS) --plan \
-	mixed:$$(($(HISTORIES) / 2)):18 streams:$$(($(HISTORIES) / 2)):15 schemas:$$(($(HISTORIES) / 20)):20 kept:$$(($(HISTORIES) / 40)):50 \
-	stores:$(STORE_HISTORIES):10 spines:$(SPINE_HISTORIES):60 arrangements:$(ARRANGEMENT_HISTORIES):40 real-spines:100:60 \
+	mixed:$$(($(HISTORIES) / 2)):18 streams:$$(($(HISTORIES) / 2)):15 schemas:$$(($(HISTORIES) / 40)):20 kept:$$(($(HISTORIES) / 80)):50 \
+	stores:$(STORE_HISTORIES):10 spines:$(SPINE_HISTORIES):60 arrangements:$(ARRANGEMENT_HISTORIES):40 real-spines:50:60 \
 	bucket:$(HISTORIES):18 views:$(VIEW_HISTORIES):30 copies:$(COPY_HISTORIES):20
 
 sim-real: $(VENV)/.dev            ## simulated histories with real Parquet bytes, on real files and SQLite
