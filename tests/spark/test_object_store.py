@@ -174,7 +174,7 @@ def in_a_bucket(master, url, storage, consensus, lines):
 
 
 LONGER = [pytest.param(master, marks=pytest.mark.slow) for master in ("local[2]", "connect")]
-"""For `make soak`: the demo in a bucket and the tests of Connect pass most of the same code."""
+"""For `make soak`, as is the demo in a bucket: the cluster and the tests of Connect pass most of the same code."""
 
 
 @pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", *LONGER])
