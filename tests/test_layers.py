@@ -117,9 +117,12 @@ def test_every_name_of_the_interface_for_engines_has_a_user_above():
 @pytest.mark.parametrize("layer", ["spark", "views", "cli"])
 def test_what_a_collection_hides_is_asked_for_by_a_function(layer):
     hidden = {"_handle", "_plan", "_wanted", "_held", "_steps", "_leased"}
+    of_pyspark = {("views/spark_engine/frames.py", "_plan")}  # the plan of a DataFrame
     for path in modules(layer):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in hidden:
+                if (str(path.relative_to(ROOT)), node.attr) in of_pyspark:
+                    continue
                 is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 assert is_own, f"{path.relative_to(ROOT)}:{node.lineno} uses {node.attr}"
 

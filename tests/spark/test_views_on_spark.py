@@ -10,7 +10,7 @@ import pytest
 
 import timespine as ts
 from timespine.spark.write import driver_or_tasks
-from timespine.views.refresh import choose_engine, refresh_one_view
+from timespine.views.refresh import choose_engine, compute_on_spark, refresh_one_view
 from timespine.views.spark_engine import evaluate, source
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql import from_sql
@@ -44,7 +44,7 @@ def stages_rows(store, view, time):
 
 @pytest.mark.parametrize("lookup_rows", [50_000, 0])
 def test_both_engines_make_the_same_changes_of_views_and_stages(spark, tmp_path, monkeypatch, lookup_rows):
-    """With few changes the driver looks up what they touch; with many (here: more than none) all is one job."""
+    """With few changes the driver looks up what they touch; with many (here: more than none) rows stay on Spark."""
     monkeypatch.setattr(source, "LOOKUP_ROWS", lookup_rows)
     rng = random.Random(7)
     with new_store(tmp_path / "store") as store:
@@ -62,6 +62,32 @@ def test_both_engines_make_the_same_changes_of_views_and_stages(spark, tmp_path,
             assert counted(sums.snapshot(multiplicity="column")) == answer(store, GROUPS, time)
             assert counted(joined.snapshot(multiplicity="column")) == answer(store, JOINED, time)
             assert stage_rows(store, sums, time) == stage_rows(store, twin, time)
+
+
+def test_plans_do_not_double_with_every_join_and_nothing_stays_in_spark(spark, tmp_path, monkeypatch):
+    """Each step of a join has the step below it twice: joined, and as the keys that restrict the next input."""
+    monkeypatch.setattr(source, "LOOKUP_ROWS", 0)
+    lengths = []
+    whole = compute_on_spark.settled
+
+    def settled(frame, keep):
+        lengths.append(len(frame._jdf.queryExecution().logical().toString()))
+        return whole(frame, keep)
+
+    monkeypatch.setattr(compute_on_spark, "settled", settled)
+    joins = " ".join(f"JOIN {'ba'[i % 2]} t{i} ON t{i - 1}.{'gk'[i % 2]} = t{i}.{'gk'[i % 2]}" for i in range(1, 4))
+    sql = f"SELECT t0.g, t3.v, count(*) AS n FROM a t0 {joins} GROUP BY t0.g, t3.v"
+    rng = random.Random(5)
+    with new_store(tmp_path / "store") as store:
+        view = store.view("chain", sql=sql)
+        for _ in range(3):
+            step(rng, store)
+        kept = spark.sparkContext._jsc.getPersistentRDDs().size()
+        done = view.refresh(engine="spark", spark=spark)
+        assert (done.engine, done.how) == ("spark", "changes")
+        assert counted(view.snapshot(multiplicity="column")) == answer(store, sql, done.time)
+        assert spark.sparkContext._jsc.getPersistentRDDs().size() == kept
+    assert max(lengths) < 10_000
 
 
 def test_expressions_beyond_the_list_of_the_process_are_incremental_on_spark(spark, tmp_path):

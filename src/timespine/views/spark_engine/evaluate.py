@@ -2,12 +2,18 @@
 
 While what changed is little, the driver computes what is on the list of the process, below what only Spark computes:
 each job that is left out saves 0.1 to 0.2 s. Of the rest, each step of a join brings its rows to the driver, so that
-the rows that they touch in the next input can be looked up. From `LOOKUP_ROWS` on nothing comes to the driver: all is
-one job for each stage, and inputs are restricted by semi joins.
+the rows that they touch in the next input can be looked up. From `LOOKUP_ROWS` on rows stay on Spark, and inputs are
+restricted by semi joins.
+
+A step uses the rows of the step below it at least twice: it joins them, and restricts the next input to their keys.
+So each step is a job of its own, and its result is cut off from how it was made (`cut_off`). Otherwise the plan
+of a view, and the text that Spark makes of it for each job, double with every step: after a change of a tenth, views of
+six inputs filled a driver of 4 GB.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -47,7 +53,9 @@ from timespine.views.spark_engine.frames import (
     columns,
     combine_frames,
     consolidate_frame,
+    cut_off,
     filter_frame,
+    forget_rows,
     join_frames,
     negated,
     project,
@@ -72,6 +80,8 @@ class SparkEvaluator:
         self._whole: dict[tuple[Plan, str], SparkRows] = {}
         self._kept: list[Any] = []
         """DataFrames that are cached until the end."""
+        self._cut: list[Any] = []
+        """DataFrames that were cut off from how they were made, until the end."""
         self.groups: dict[Aggregate, tuple[SparkRows | None, SparkRows]] = {}
         """The groups of aggregates that changed, as they were and as they are; of a whole computation, none and all."""
 
@@ -79,13 +89,31 @@ class SparkEvaluator:
         """Forget what is cached."""
         for each in self._kept:
             each.unpersist()
+        for each in self._cut:
+            forget_rows(each)
         self._kept.clear()
+        self._cut.clear()
 
     def keep(self, frame: Any) -> Any:
         """Cache rows that several jobs read."""
         kept = frame.persist()
         self._kept.append(kept)
         return kept
+
+    def _computed(self, frame: Any, give: Callable[[pl.DataFrame], SparkRows], *, is_small: bool) -> SparkRows:
+        """Run the job of rows that several steps use: few come to the driver, many are cut off from how they were made.
+
+        `give` makes rows of what comes to the driver. Rows that follow from few changes are few as a rule (`is_small`).
+        """
+        if is_small:
+            found = self._source.collect(frame, reading.LOOKUP_ROWS)
+            if found is not None:
+                return give(found)
+        made = cut_off(frame)
+        self._cut.append(made)
+        if made.count() <= reading.LOOKUP_ROWS:
+            return give(self._source.collect_all(made))
+        return SparkRows(made, is_computed=True)
 
     def rows(self, plan: Plan, version: str) -> Any:
         """Evaluate a plan over one version of the inputs."""
@@ -137,20 +165,18 @@ class SparkEvaluator:
         return self._small[plan]
 
     def _settled(self, plan: Plan, rows: SparkRows) -> SparkRows:
-        """Consolidate changes, on the driver if they are few; the others are cached, as several terms use them."""
+        """Consolidate changes, and compute them: several terms use them."""
         if rows.local is not None:
-            return rows if isinstance(plan, InputScan) else self._localized(plan, rows)
-        whole = SparkRows(consolidate_frame(with_plan_names(rows.frame, plan), names_of(plan)), is_small=rows.is_small)
-        if rows.is_small:
-            return self._localized(plan, whole)
-        return SparkRows(self.keep(whole.frame))
+            return rows
+        whole = consolidate_frame(with_plan_names(rows.frame, plan), names_of(plan))
+        return self._localized(plan, SparkRows(whole, is_small=rows.is_small))
 
     def _localized(self, plan: Plan, rows: SparkRows) -> SparkRows:
-        """Bring rows that follow from few changes to the driver, unless they are many after all."""
-        if rows.local is not None or not rows.is_small:
+        """Compute rows of a plan that the next step joins, and takes keys from."""
+        if rows.local is not None or rows.is_computed:
             return rows
-        found = self._source.collect(with_plan_names(rows.frame, plan), reading.LOOKUP_ROWS)
-        return SparkRows(self.keep(rows.frame)) if found is None else self._source.rows_of(plan, found)
+        frame = with_plan_names(rows.frame, plan)
+        return self._computed(frame, lambda found: self._source.rows_of(plan, found), is_small=rows.is_small)
 
     def _none(self, plan: Plan) -> SparkRows:
         empty = pl.DataFrame(schema={**{each.name: memory_type(each.type) for each in plan.columns}, WEIGHT: pl.Int64})
@@ -181,41 +207,35 @@ class SparkEvaluator:
         keys = None
         if grouping.keys:
             keys = self._keys(node.child, changed, {name: name for name in grouping.keys}, nulls=True)
+        small = changed.is_small
         old = self._source.groups(node, keys, is_small=not grouping.keys)
         if old.local is None and keys is not None:
-            old = SparkRows(self.keep(keys.only(old.frame)))
-        folded = self.keep(grouping.fold(old.frame, changes))
-        new = columns(folded.where("NOT `_again`"), grouping.names)
-        if any(each.kind != ADD for each in grouping.accumulators):
-            new = self._again(node, grouping, folded, new, changed)
-        after = self._groups_settled(grouping, new, is_small=changed.is_small)
-        self.groups[node] = (old, after)
-        shown = union_frames([grouping.show(after.frame), grouping.show(old.frame, -1)])
-        return SparkRows(shown, is_small=changed.is_small)
+            old = self._groups_computed(grouping, keys.only(old.frame), is_small=small)
+        folded = self._groups_computed(grouping, grouping.fold(old.frame, changes), is_small=small)
+        new, again = self._split(grouping, folded)
+        if again is not None:
+            keys = self._keys(node.child, again, {name: name for name in grouping.keys}, nulls=True)
+            members = self._at(node.child, NEW, keys if grouping.keys else None)
+            frame = union_frames([new.frame, grouping.accumulate(members.frame)])
+            new = self._groups_computed(grouping, frame, is_small=small)
+        self.groups[node] = (old, new)
+        shown = union_frames([grouping.show(new.frame), grouping.show(old.frame, -1)])
+        return SparkRows(shown, is_small=small)
 
-    def _groups_settled(self, grouping: SparkGrouping, groups: Any, *, is_small: bool) -> SparkRows:
-        """Compute groups once: on the driver if they follow from few changes, cached otherwise."""
-        kept = self.keep(groups)
-        if is_small:
-            found = self._source.collect(kept, reading.LOOKUP_ROWS)
-            if found is not None:
-                return self._source.groups_of(grouping.plain, found)
-        return SparkRows(kept)
+    def _groups_computed(self, grouping: SparkGrouping, groups: Any, *, is_small: bool) -> SparkRows:
+        """Compute accumulated groups, which the view, its stage and the next steps use."""
+        return self._computed(groups, lambda found: self._source.groups_of(grouping.plain, found), is_small=is_small)
 
-    def _again(self, node: Aggregate, grouping: SparkGrouping, folded: Any, new: Any, changed: SparkRows) -> Any:
-        """Compute groups from their rows, where the changes alone do not tell."""
-        wanted = folded.where("`_again`")
-        keys: SparkKeys | None = None
-        if grouping.keys:
-            frame = columns(wanted, grouping.keys)
-            local = self._source.collect(frame, reading.LOOKUP_ROWS) if changed.is_small else None
-            if local is not None and not len(local):
-                return new
-            keys = SparkKeys(tuple(grouping.keys), local, lambda: frame)
-        elif not wanted.limit(1).toArrow().num_rows:
-            return new
-        members = self._at(node.child, NEW, keys)
-        return union_frames([new, grouping.accumulate(members.frame)])
+    def _split(self, grouping: SparkGrouping, folded: SparkRows) -> tuple[SparkRows, SparkRows | None]:
+        """Return the groups that follow from the changes, and those that only their rows tell, if there are any."""
+        if folded.local is not None:
+            halves = [folded.local.filter(pl.col("_again") == flag).drop("_again") for flag in (False, True)]
+            new, again = (self._source.groups_of(grouping.plain, each) for each in halves)
+            return new, None if again.is_empty else again
+        new = SparkRows(columns(folded.frame.where("NOT `_again`"), grouping.names), is_computed=True)
+        wanted = folded.frame.where("`_again`")
+        has_some = any(each.kind != ADD for each in grouping.accumulators) and not wanted.isEmpty()
+        return new, SparkRows(wanted, is_computed=True) if has_some else None
 
     # Rows of plans, as of before or after.
 

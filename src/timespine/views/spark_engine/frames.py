@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 
 from timespine.spark.quoted_names import quoted
+from timespine.spark.setup.worker_python import is_connect
 from timespine.views.engine.lowering import WEIGHT
 from timespine.views.plan.algebra import Join, Plan, SortKey, Top, WindowCall, WindowNode, names_of
 from timespine.views.plan.expressions import Expression
@@ -28,6 +29,7 @@ class SparkRows:
         local: pl.DataFrame | None = None,
         make: Callable[[], Any] | None = None,
         is_small: bool = False,
+        is_computed: bool = False,
     ) -> None:
         self._frame = frame
         self._make = make
@@ -35,6 +37,8 @@ class SparkRows:
         """The rows on the driver, if they are there."""
         self.is_small = is_small
         """Whether they follow from so few changes that the driver may ask for them."""
+        self.is_computed = is_computed
+        """Whether a job has computed them, and Spark keeps them."""
 
     @property
     def frame(self) -> Any:
@@ -239,6 +243,28 @@ def _window_text(call: WindowCall, over: str, names: Sequence[str]) -> str:
 
 
 _WITHOUT_ARGUMENT = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist")
+
+
+def cut_off(frame: Any) -> Any:
+    """Compute rows, let Spark keep them, and forget how they were made.
+
+    SUBTLE: PySpark 4.3 looks for what a server of Spark Connect keeps in the active session, not in that of the frame
+    (tests/spark/test_connect.py).
+    """
+    made = frame.localCheckpoint()
+    if is_connect(frame.sparkSession):
+        made._plan._spark_session = frame.sparkSession
+        made = type(frame)(made._plan, frame.sparkSession)
+    return made
+
+
+def forget_rows(computed: Any) -> None:
+    """Let Spark forget rows that it keeps since `cut_off`.
+
+    A server of Spark Connect forgets them with the DataFrame, and nobody else can.
+    """
+    if not is_connect(computed.sparkSession):
+        computed._jdf.queryExecution().logical().rdd().unpersist(False)
 
 
 def with_plan_names(frame: Any, plan: Plan) -> Any:

@@ -170,8 +170,12 @@ class SparkSource:
 
     def collect(self, frame: Any, limit: int) -> pl.DataFrame | None:
         """Bring rows to the driver if there are at most `limit`; None if there are more."""
-        table = frame.limit(limit + 1).toArrow()
-        return None if table.num_rows > limit else to_memory(pl.DataFrame(pl.from_arrow(table)))
+        found = self.collect_all(frame.limit(limit + 1))
+        return None if len(found) > limit else found
+
+    def collect_all(self, frame: Any) -> pl.DataFrame:
+        """Bring rows to the driver that are known to be few."""
+        return to_memory(pl.DataFrame(pl.from_arrow(frame.toArrow())))
 
 
 def groups_schema(grouping: Grouping) -> pa.Schema:
