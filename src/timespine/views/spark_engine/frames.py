@@ -261,7 +261,7 @@ def cut_off(frame: Any) -> Any:
 def forget_rows(computed: Any) -> None:
     """Let Spark forget rows that it keeps since `cut_off`.
 
-    A server of Spark Connect forgets them with the DataFrame, and nobody else can.
+    A server of Spark Connect forgets them when the DataFrame is gone.
     """
     if not is_connect(computed.sparkSession):
         computed._jdf.queryExecution().logical().rdd().unpersist(False)
