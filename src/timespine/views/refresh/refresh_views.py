@@ -150,12 +150,12 @@ def _refresh_line(
         except Exception as error:
             # SUBTLE: rows that an executor kept for the next steps are gone with it, and how they were made is
             # forgotten: nothing was committed, so begin again (tests/spark/test_cluster.py).
-            if not has_lost_rows(error) or attempt + 1 == ATTEMPTS:
+            if not _has_lost_rows(error) or attempt + 1 == ATTEMPTS:
                 raise
     raise Contention(f"other processes keep refreshing {', '.join(names)}: nothing was written")
 
 
-def has_lost_rows(error: BaseException | None) -> bool:
+def _has_lost_rows(error: BaseException | None) -> bool:
     """Return whether Spark has lost rows with the executor that kept them (`spark_engine.frames.cut_off`)."""
     while error is not None:
         if "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" in str(error):
