@@ -11,6 +11,7 @@ CLASSES = [name for name in timespine.__all__ if inspect.isclass(getattr(timespi
 
 INSIDES = {
     "Store": {"engine", "handles", "heart", "maintenance", "adopt", "check_replaceable", "set_retention", "compact"},
+    "Transaction": {"add", "change", "also", "create_as", "refreshes"},
     "Rows": {"only", "untouched", "slices", "extent", "tally", "columns_of", "restrict_to", "parts"},
 }
 """Names that were public once, and are no business of users."""
@@ -34,6 +35,14 @@ def test_every_public_name_has_a_docstring_that_begins_with_a_word(name):
         assert text[:1].isalpha() or text[:1] in "`", f"{member} has no docstring"
 
 
+@pytest.mark.parametrize("module", [timespine, timespine.spark, timespine.views, timespine.arrangement])
+def test_every_exported_function_and_class_has_a_docstring(module):
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            assert (vars(value).get("__doc__") or value.__doc__ or "")[:1].isalpha(), f"{module.__name__}.{name}"
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_no_hint_of_a_public_method_is_any(name):
     for member, function in members(name):
@@ -55,7 +64,7 @@ def test_stores_and_rows_show_no_insides(name):
     assert not INSIDES[name] & set(dir(getattr(timespine, name)))
 
 
-SHOWN = {"as_of", "has_images", "id", "location", "multiplicity", "name", "refreshes", "replies", "since", "token"}
+SHOWN = {"as_of", "has_images", "id", "location", "multiplicity", "name", "replies", "since", "token"}
 """Public attributes of handles that are not methods or properties."""
 
 

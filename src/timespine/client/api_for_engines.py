@@ -22,7 +22,7 @@ else of the client.
     steps        Step, FlushesRuns, AppendStep, DeltaStep, DependsOnRead, UnsealedWriteStep, CommandStep;
                  unsealed_seen_by
     commit       commit_steps; results are CommitResult, WriteResult, NOTHING
-    views        begin_refresh gives a Transaction that may write to owned collections; Definition, CatalogEntry,
+    views        begin_refresh gives a RefreshTransaction that may write to owned collections; Definition, CatalogEntry,
                  catalog_entries and open_entry are about these, drop_owned drops one; restrict_to_keys reads the rows
                  of some keys
     following    context_of gives what a store shares, and its `signal` waits for commits; heads_of says which logs
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from timespine.client.write.stage_rows import Runs, count_appended, did_not_commit, flush_inline
     from timespine.client.write.step_commit import commit_steps
     from timespine.client.write.time_column import milliseconds, with_times
-    from timespine.client.write.transaction import Transaction
+    from timespine.client.write.transaction import RefreshTransaction
     from timespine.client.write.transaction_steps import (
         AppendStep,
         CommandStep,
@@ -172,11 +172,14 @@ def read_lease_of(rows: Rows) -> LeasedState:
     return rows._leased
 
 
-def begin_refresh(store: Store) -> Transaction:
+def begin_refresh(store: Store) -> RefreshTransaction:
     """Begin a transaction that may write to owned collections."""
-    transaction = store.transaction()
-    transaction.refreshes = True
-    return transaction
+    from timespine.client.catalog.create_in_transaction import PendingCreates
+    from timespine.client.write.transaction import RefreshTransaction
+
+    store._committer.check_writable()
+    pending = PendingCreates(store, store._context, store._catalog)
+    return RefreshTransaction(store._found, store._committer, pending)
 
 
 def catalog_entries(store: Store) -> dict[str, CatalogEntry]:
@@ -266,6 +269,7 @@ __all__ = [
     "PendingDelta",
     "PreparedRows",
     "ReadOptions",
+    "RefreshTransaction",
     "RowDelta",
     "Rows",
     "Runs",
@@ -274,7 +278,6 @@ __all__ = [
     "Store",
     "StoreContext",
     "TimeLike",
-    "Transaction",
     "UnsealedWriteStep",
     "Updates",
     "WriteResult",
@@ -412,7 +415,7 @@ _FROM = {
     "take_critical": "client.read.user_holds",
     "time_range": "client.write.prebuilt.prebuilt_append",
     "TimeLike": "client.arguments.time_args",
-    "Transaction": "client.write.transaction",
+    "RefreshTransaction": "client.write.transaction",
     "unsealed_seen_by": "client.write.transaction_steps",
     "UnsealedWriteStep": "client.write.transaction_steps",
     "unwrap_time": "client.arguments.time_args",

@@ -20,8 +20,8 @@ from timespine.client.api_for_engines import (
     Collection,
     CollectionHandle,
     Definition,
+    RefreshTransaction,
     Store,
-    Transaction,
     begin_refresh,
     handle_of,
     take_over_name,
@@ -204,7 +204,7 @@ def create_filled(
 
 
 def _created(
-    transaction: Transaction,
+    transaction: RefreshTransaction,
     name: str,
     definition: ViewDefinition,
     compiled: Compiled,
@@ -218,7 +218,7 @@ def _created(
 
 
 def create_stages(
-    transaction: Transaction,
+    transaction: RefreshTransaction,
     view: str,
     definition: ViewDefinition,
     compiled: Compiled,
@@ -236,7 +236,7 @@ def create_stages(
 
 
 def _fill(
-    transaction: Transaction,
+    transaction: RefreshTransaction,
     created: list[tuple[Collection, Schema]],
     rows: list[Any],
     time: int,

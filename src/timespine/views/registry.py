@@ -17,8 +17,8 @@ from timespine.client.api_for_engines import (
     Collection,
     CollectionHandle,
     Definition,
+    RefreshTransaction,
     Store,
-    Transaction,
     begin_refresh,
     catalog_entries,
     drop_owned,
@@ -52,7 +52,7 @@ def registry_of(store: Store) -> Collection:
     return store.collection(NAME)
 
 
-def add_definition(transaction: Transaction, store: Store, view: str, definition: ViewDefinition) -> None:
+def add_definition(transaction: RefreshTransaction, store: Store, view: str, definition: ViewDefinition) -> None:
     """Add the definition of a view to the transaction that creates it."""
     table = pa.table({"view": [view], "definition": pa.array([definition.encode()], pa.binary())})
     transaction.append(registry_of(store), table)
@@ -170,7 +170,7 @@ def _remove_unused_stages(store: Store) -> None:
             drop_owned(store, name, force=True)
 
 
-def replace_definition(transaction: Transaction, view: str, old: ViewDefinition, new: ViewDefinition) -> bool:
+def replace_definition(transaction: RefreshTransaction, view: str, old: ViewDefinition, new: ViewDefinition) -> bool:
     """Put a new definition in the place of an old one, in a transaction; return False if that is no longer there."""
     rows = {row["view"]: row["definition"] for row in transaction.snapshot(NAME).to_pylist()}
     if view not in rows or decode_definition(rows[view]) != old:

@@ -249,7 +249,7 @@ def test_runs_that_were_built_at_a_time_never_stand_before_it_though_the_clock_w
         batch = builder.finish(Frontier.at(built_at + 1))
     place.clock.advance(-60)
     with store.transaction() as tx:
-        tx.add(PrebuiltAppendStep(events._handle, written=built_at, rows=1, runs=batch.runs))
+        tx._add(PrebuiltAppendStep(events._handle, written=built_at, rows=1, runs=batch.runs))
     assert tx.time == built_at
     assert events.snapshot(built_at).to_pylist() == [{"id": 1}]
     assert store.metrics()["append rows"] == 1

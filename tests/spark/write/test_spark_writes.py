@@ -174,7 +174,7 @@ def test_a_change_by_tasks_in_a_transaction_follows_what_others_committed(
     jobs = beside(monkeypatch, items, lambda: items.append([{"id": 7, "name": "more"}, {"id": 777, "name": "other"}]))
     with store.transaction() as tx:
         rows = frame(spark, 5, 10, "b")
-        tx.add(DeltaByTasksStep(items._handle, "change", rows.select("id") if deletes else rows, deletes))
+        tx._add(DeltaByTasksStep(items._handle, "change", rows.select("id") if deletes else rows, deletes))
         tx.append(notes, [{"id": 1}])
     assert tx.time == 2
     assert tx.replies[0].time == tx.replies[1].time == 2

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Unpack
+from typing import Self, Unpack
 
 from timespine.client.arguments.argument_types import (
     CreateOptions,
@@ -63,6 +63,9 @@ from timespine.model.frontier import Frontier
 class Transaction(OneProcess):
     """Writes that are committed together or not at all. Leave its `with` to commit it; raise to give it up."""
 
+    _refreshes = False
+    """Whether this is a refresh of views, which may write to owned collections."""
+
     def __init__(
         self, find: Callable[[Sequence[str]], list[Collection]], committer: GroupCommitter, pending: PendingCreates
     ) -> None:
@@ -73,8 +76,6 @@ class Transaction(OneProcess):
         self._reads: dict[str, tuple[CollectionHandle, Frontier]] = {}
         self._times: dict[str, int] = {}
         self._is_over = False
-        self.refreshes = False
-        """Whether this is a refresh of views, which may write to owned collections."""
         self.replies: list[StepResult] = []
         """The result of each step, in order, once the transaction is committed."""
 
@@ -90,15 +91,14 @@ class Transaction(OneProcess):
 
     def create(self, name: str, *, replace: bool = False, **options: Unpack[CreateOptions]) -> Collection:
         """Create a collection, as `store.create` does, and fill it: it exists once the transaction is committed."""
-        return self.create_as(name, Definition.of(options), replace=replace)
+        return self._create(name, Definition.of(options), replace=replace)
 
-    def create_as(self, name: str, definition: Definition, *, replace: bool = False) -> Collection:
-        """Create a collection by its definition: for engines, which also define owned ones."""
+    def _create(self, name: str, definition: Definition, *, replace: bool) -> Collection:
         self._check_open()
         collection = self._pending.create(name, definition, replace=replace)
         handle = collection._handle
         # A transaction creates the collections that its commands name, so every new one needs at least one command.
-        self.add(CommandStep(handle, lambda: [AdvanceUpper(Frontier.minimum(handle.known().arity))]))
+        self._add(CommandStep(handle, lambda: [AdvanceUpper(Frontier.minimum(handle.known().arity))]))
         return collection
 
     def append(
@@ -114,7 +114,7 @@ class Transaction(OneProcess):
         rows = copy_rows(rows)
         if not has_no_times(handle, rows, at):
             time = handle.time_of(at) if at is not None else None
-            self.add(AppendAtStep(handle, rows, time, upper))
+            self._add(AppendAtStep(handle, rows, time, upper))
             return
         if upper is not None:
             raise UsageError("rows that take the time of the transaction complete no other time: use tx.seal for that")
@@ -123,27 +123,27 @@ class Transaction(OneProcess):
         if isinstance(known, AppendStep):
             known.given.append(rows)
         else:
-            self.add(AppendStep(handle, [rows]))
+            self._add(AppendStep(handle, [rows]))
 
     def upsert(self, collection: str | Collection, rows: RowsLike) -> None:
         """Replace the rows with the same keys, and add the others."""
-        self.change(collection, upsert_update_delete.upsert_delta(copy_rows(rows)), "upsert")
+        self._change(collection, upsert_update_delete.upsert_delta(copy_rows(rows)), "upsert")
 
     def delete(self, collection: str | Collection, keys: RowsLike | None = None, *, where: Where | None = None) -> None:
         """Delete rows by their keys, or by a condition."""
-        self.change(collection, upsert_update_delete.delete_delta(copy_rows(keys), where), "delete")
+        self._change(collection, upsert_update_delete.delete_delta(copy_rows(keys), where), "delete")
 
     def update(self, collection: str | Collection, *, where: Where | None = None, set: SetLike) -> None:
         """Set values in the rows that satisfy a condition; in all rows without one."""
-        self.change(collection, upsert_update_delete.update_delta(where, set), "update")
+        self._change(collection, upsert_update_delete.update_delta(where, set), "update")
 
     def replace(self, collection: str | Collection, rows: RowsLike, *, where: Where | None = None) -> None:
         """Replace the rows that satisfy a condition (all, without one) by other rows."""
-        self.change(collection, upsert_update_delete.replace_delta(where, copy_rows(rows)), "replace")
+        self._change(collection, upsert_update_delete.replace_delta(where, copy_rows(rows)), "replace")
 
     def merge(self, collection: str | Collection, source: RowsLike) -> Merge[None]:
         """Begin a merge with matched and not matched clauses; `.execute()` makes it part of the transaction."""
-        return Merge(partial(self.change, collection), copy_rows(source))
+        return Merge(partial(self._change, collection), copy_rows(source))
 
     def write(
         self,
@@ -155,7 +155,7 @@ class Transaction(OneProcess):
         late: LatePolicy = REFUSE,
     ) -> None:
         """Make updates durable ahead of the seal, as `collection.write` does."""
-        self.add(UnsealedWriteStep(self._handle(collection), copy_rows(rows), at, times, late))
+        self._add(UnsealedWriteStep(self._handle(collection), copy_rows(rows), at, times, late))
 
     def seal(
         self,
@@ -166,13 +166,13 @@ class Transaction(OneProcess):
     ) -> None:
         """Seal all times before `upper` in some collections, as `collection.seal` does."""
         for handle in self._handles(as_list(collections)):
-            self.add(CommandStep.seal(handle, handle.frontier_of(upper), if_behind))
+            self._add(CommandStep.seal(handle, handle.frontier_of(upper), if_behind))
 
     def expire(self, collection: str | Collection, before: FrontierLike, *, ahead: bool = False) -> None:
         """Expire history before a time, as `collection.expire` does."""
         handle = self._handle(collection)
         asked = handle.frontier_of(before)
-        self.add(CommandStep(handle, lambda: expire_command(handle, before, ahead=ahead), expired=asked))
+        self._add(CommandStep(handle, lambda: expire_command(handle, before, ahead=ahead), expired=asked))
 
     def expect(self, collection: str | Collection, upper: FrontierLike) -> None:
         """Commit only if the upper of a collection is this one; otherwise raise UpperMismatch and write nothing."""
@@ -200,10 +200,7 @@ class Transaction(OneProcess):
         self.expect(collection, rows.upper if rows.upper is not None else Frontier.minimum(handle.known().arity))
         return rows
 
-    # For engines that add steps of their own.
-
-    def add(self, step: Step) -> None:
-        """Add a step."""
+    def _add(self, step: Step) -> None:
         self._check_open()
         self._committer.check_writable()
         if step.is_free and any(each.is_free and each.handle.id == step.handle.id for each in self._steps):
@@ -211,7 +208,7 @@ class Transaction(OneProcess):
             raise UsageError(f"this transaction changes {name} at its own time already: give it all rows at once")
         self._steps.append(step)
 
-    def change(self, collection: str | Collection, compute: Compute, operation: str) -> None:
+    def _change(self, collection: str | Collection, compute: Compute, operation: str) -> None:
         """Add a delta that is computed from the present rows."""
         handle = self._handle(collection)
         if self._pending.get(handle.name) is not None:
@@ -221,11 +218,7 @@ class Transaction(OneProcess):
                 f"a change reads {handle.name} as it was before the transaction, which has another step for it: "
                 "make one change of it, as its first step"
             )
-        self.add(DeltaStep(handle, compute, operation, must_hold=True))
-
-    def also(self, collection: str | Collection, command: Command) -> None:
-        """Add a command of the core."""
-        self.add(CommandStep.of(self._handle(collection), command))
+        self._add(DeltaStep(handle, compute, operation, must_hold=True))
 
     # Ending it.
 
@@ -245,7 +238,7 @@ class Transaction(OneProcess):
             return
         self._float_lone_append()
         create = None if self._pending.is_empty else self._pending.commit
-        whole = StepCommit(self._steps, reads, create, refreshes=self.refreshes)
+        whole = StepCommit(self._steps, reads, create, refreshes=self._refreshes)
         self.replies = whole.run()
         self._times = whole.times
         for step, reply in zip(self._steps, self.replies, strict=True):
@@ -265,7 +258,7 @@ class Transaction(OneProcess):
             self._is_over = True
             self._pending.close()
 
-    def __enter__(self) -> Transaction:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -294,6 +287,24 @@ class Transaction(OneProcess):
     def _check_open(self) -> None:
         if self._is_over:
             raise UsageError("this transaction is over: begin another one")
+
+
+class RefreshTransaction(Transaction):
+    """A transaction that may write to owned collections, with steps and commands that engines make."""
+
+    _refreshes = True
+
+    def create_as(self, name: str, definition: Definition, *, replace: bool = False) -> Collection:
+        """Create a collection by its definition, which may be that of an owned one."""
+        return self._create(name, definition, replace=replace)
+
+    def add(self, step: Step) -> None:
+        """Add a step."""
+        self._add(step)
+
+    def also(self, collection: str | Collection, command: Command) -> None:
+        """Add a command of the core."""
+        self._add(CommandStep.of(self._handle(collection), command))
 
 
 def copy_rows(rows: RowsLike) -> RowsLike:

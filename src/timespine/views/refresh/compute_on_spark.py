@@ -18,7 +18,7 @@ from timespine.client.api_for_engines import (
     AppendTime,
     CollectionHandle,
     ReadOptions,
-    Transaction,
+    RefreshTransaction,
     open_snapshot,
 )
 from timespine.columnar.schema.schema import DIFF, Schema
@@ -237,7 +237,7 @@ def query_delta(
 
 
 def append_large(
-    transaction: Transaction,
+    transaction: RefreshTransaction,
     handle: CollectionHandle,
     schema: Schema,
     rows: LargeRows,

@@ -19,9 +19,9 @@ import polars as pl
 from timespine.client.api_for_engines import (
     Collection,
     ReadOptions,
+    RefreshTransaction,
     Store,
     TimeLike,
-    Transaction,
     begin_refresh,
     extent_of,
     handle_of,
@@ -299,7 +299,12 @@ def _commit(store: Store, works: list[Work], time: int) -> None:
 
 
 def append_counted(
-    transaction: Transaction, collection: Collection, schema: Schema, rows: Any, time: int, stack: contextlib.ExitStack
+    transaction: RefreshTransaction,
+    collection: Collection,
+    schema: Schema,
+    rows: Any,
+    time: int,
+    stack: contextlib.ExitStack,
 ) -> None:
     """Add rows with counts to a transaction, at a time or at their own times, and complete that time."""
     if not len(rows):
