@@ -36,7 +36,7 @@ from timespine.config import Config
 
 PACKAGE = str(Path(ts.__file__).parent) + "/"
 CONSENSUS = ("location/sqlite/sqlite_consensus.py", "location/sqlite.py")
-SHARED = frozenset({"errors", "hints", "ids", "config", "locks", "pool", "cached_property", "model"})
+SHARED = frozenset({"errors", "hints", "ids", "config", "locks", "pool", "model"})
 """Rooms that every layer may use, and that use none (see ARCHITECTURE.md, The layers)."""
 
 FEW = [{"id": number, "customer": "ada", "total": 1.0 * number} for number in range(3)]

@@ -14,7 +14,7 @@ import timespine
 ROOT = Path(timespine.__file__).parent
 
 # Modules that belong to no layer: everybody may use them, and they use only each other.
-SHARED = {"errors", "hints", "ids", "config", "locks", "pool", "cached_property", "first_use", "libraries"}
+SHARED = {"errors", "hints", "ids", "config", "locks", "pool", "first_use", "libraries"}
 
 ALLOWED = {
     "location": set(),

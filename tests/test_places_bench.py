@@ -40,7 +40,7 @@ def test_what_may_be_inline_depends_on_the_place(costs):
         ("open a store", {"open": 5, "get": 1, "put": 2}),
         ("find a collection", {"scan": 1}),
         ("append 1 row, the first of a process", {"scan": 1, "compare_and_set": 2}),
-        ("upsert 1 row, the first", {"scan": 1, "compare_and_set": 1}),
+        ("upsert 1 row, the first", {"scan": 1}),  # it changes nothing, and rows in the state need no lease
         ("upsert 1 row", {"scan": 1, "compare_and_set": 1}),
         ("upsert 1 row among 40 runs, the first of a process", {"scan": 2, "compare_and_set": 3, "get": 1}),
         ("upsert 1 row among 40 runs", {"scan": 1, "compare_and_set": 1}),
@@ -67,7 +67,7 @@ def test_no_operation_on_postgresql_makes_more_calls_than_it_needs(operation, mo
         ("open a store", 0, 1, {"get": 1, "put": 2}),
         ("find a collection", 0, 33, {}),  # slots of the log, 32 at once, and its base
         ("append 1 row, the first of a process", 2, 4, {}),
-        ("upsert 1 row, the first", 1, 3, {}),
+        ("upsert 1 row, the first", 0, 2, {}),  # it changes nothing, and rows in the state need no lease
         ("upsert 1 row", 1, 3, {}),
         ("upsert 1 row among 40 runs, the first of a process", 3, 7, {"get": 1}),
         ("upsert 1 row among 40 runs", 1, 3, {}),

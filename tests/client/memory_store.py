@@ -97,7 +97,9 @@ class _Consensus(MemoryConsensus):
 class MemoryStore:
     """Storage, and the stores that were opened on it."""
 
-    def __init__(self):
+    def __init__(self, config=QUICK):
+        self.config = config
+        """The configuration of stores that are opened without one."""
         self.blob = _Blob()
         self.consensus = _Consensus()
         self.clock = Clock()
@@ -110,7 +112,7 @@ class MemoryStore:
         if script is not None:
             blob, consensus = UnreliableBlob(blob, script), UnreliableConsensus(consensus, script)
         options = {
-            "config": QUICK,
+            "config": self.config,
             "maintenance": False,
             "clock": self.clock,
             "monotonic": self.clock,

@@ -286,7 +286,7 @@ def open_files(root):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are listed by Linux only")
 def test_closing_lets_go_of_every_file_so_that_the_folder_can_be_moved_and_opened_again(tmp_path):
     root, moved = tmp_path / "store", tmp_path / "moved"
-    store = ts.open(root)
+    store = ts.open(root, config=BLOBS)
     orders = create(store)
     feed, writer = orders.subscribe(), orders.writer()
     assert open_files(root)

@@ -136,7 +136,7 @@ def test_a_child_forked_while_the_first_rows_are_converted_does_not_wait_for_the
 
 
 def test_what_a_child_drops_or_closes_changes_nothing_for_its_parent(tmp_path):
-    with ts.open(tmp_path) as store:
+    with ts.open(tmp_path, config=ts.Config(inline_part_bytes=1)) as store:
         numbers = store.create("numbers", key=KEY, timeline="counter")
         numbers.append([{"n": 1}])
         held = [numbers.snapshot(), numbers.subscribe()]

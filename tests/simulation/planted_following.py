@@ -12,6 +12,7 @@ from timespine.arrangement.arrangement import Arrangement
 from timespine.arrangement.batch.batch import Batch
 from timespine.arrangement.follow import begin_following
 from timespine.client.read.follow.change_feed import ChangeFeed
+from timespine.client.write import read_current
 from timespine.client.write.read_current import CurrentRows
 from timespine.errors import StoreClosed
 
@@ -82,9 +83,12 @@ def changes_replace_rows_of_an_older_upper() -> Iterator[None]:
 def changes_are_served_though_unsealed_rows_count() -> Iterator[None]:
     real = CurrentRows._from_arrangement
 
+    def counts_unsealed(state, time):
+        return False
+
     def served(self, keys):
-        self.is_snapshot = self.upper.time > 0
-        return real(self, keys)
+        with patched(read_current, "_counts_unsealed", counts_unsealed):
+            return real(self, keys)
 
     with patched(CurrentRows, "_from_arrangement", served):
         yield

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Protocol
 
 from timespine.client.arguments.time_args import FrontierLike, TimeLike, parse_frontier, parse_time
@@ -19,7 +18,7 @@ from timespine.client.read.follow.commit_signal import CommitSignal
 from timespine.client.read.leases import Leases
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.part_access import Parts
-from timespine.columnar.schema.schema import Schema
+from timespine.columnar.schema.schema import Schema, decode_schema, schemas_by_id
 from timespine.config import Config
 from timespine.core.state import State, Status
 from timespine.errors import ClosedError, CorruptionError
@@ -34,12 +33,6 @@ READ_THREADS = 4
 
 CHANGE_S = 3600.0
 """Seconds that a thread waits for changes of other threads: one of them may run on Spark."""
-
-
-@lru_cache(maxsize=4096)
-def decode_schema(data: bytes) -> Schema:
-    """Decode a schema of a state, once per process."""
-    return Schema.decode(data)
 
 
 class Closable(Protocol):
@@ -163,15 +156,10 @@ class CollectionHandle:
 
     def parts(self, state: State) -> Parts:
         """Return access to the parts of a state."""
-
-        def schema_of(id: int) -> Schema:
-            if not 0 <= id < len(state.schemas):
-                raise CorruptionError(f"a run of {self.name} was written with schema {id}, which is not known")
-            return decode_schema(state.schemas[id])
-
         context = self.context
         self.committer.check_open()
-        parts = Parts(context.blob, self.id, schema_of, context.config, context.cache, context.pool)
+        id, schema_of = self.id, schemas_by_id(dict(enumerate(state.schemas)), self.name)
+        parts = Parts(context.blob, id, schema_of, context.config, context.cache, context.pool)
         parts.audit = context.audit
         return parts
 

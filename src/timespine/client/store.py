@@ -38,7 +38,7 @@ from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
 from timespine.client.create_from_files import load_collection
 from timespine.client.diagnostics.metrics import store_metrics
-from timespine.client.inner_handles import READ_THREADS, CollectionHandle, StoreContext, decode_schema
+from timespine.client.inner_handles import READ_THREADS, CollectionHandle, StoreContext
 from timespine.client.lazy_views import ViewVerbs
 from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.maintenance import Maintenance
@@ -55,7 +55,7 @@ from timespine.client.write.transaction import Transaction, as_list
 from timespine.client.write_results import SealResult
 from timespine.columnar.merge.merge_engine import Engine
 from timespine.columnar.parts.part_cache import PartCache
-from timespine.columnar.schema.schema import Schema, infer
+from timespine.columnar.schema.schema import Schema, decode_schema, infer
 from timespine.columnar.schema.types import TypeLike
 from timespine.config import DEFAULT, Config
 from timespine.core.effects import MergeRuns, Output, Protocol

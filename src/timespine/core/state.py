@@ -239,6 +239,11 @@ class State(Fields, frozen=True, gc=False, kw_only=True):
         for unsealed in self.unsealed:
             yield from unsealed.parts
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether the state itself holds all its updates, so that a read of it needs no blob."""
+        return not any(part.key for part in self.parts())
+
     def parts_with_schemas(self) -> Iterator[tuple[int | None, Part]]:
         """Yield every part that this state refers to, with the id of its schema; some perhaps twice."""
         for batch in self.trace.hollow_batches():

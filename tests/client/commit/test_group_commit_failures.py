@@ -173,7 +173,7 @@ def test_a_store_that_is_open_for_reading_writes_nothing_at_all(place):
 
 
 def test_closing_gives_up_the_ids_of_the_process_everywhere(place):
-    store, other = place.open(), place.open()
+    store, other = place.open(config=BLOBS), place.open()
     names = ["a", "b", "c"]
     for name in names:
         numbers(store, name).append([{"n": 0}])

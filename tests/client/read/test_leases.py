@@ -7,7 +7,7 @@ import gc
 import threading
 
 import pytest
-from memory_store import in_threads
+from memory_store import BLOBS, MemoryStore, in_threads
 
 from timespine.client.read.leases import BEATS, LINGER_S, ROTATE_S
 from timespine.config import Config
@@ -19,6 +19,13 @@ TERM_S = Config().reader_lease_ms / 1000
 SMALL = Config(
     inline_part_bytes=1, row_group_rows=4, part_bytes=600, rollup_seqnos=4, storage_attempts=2, retry_pause_ms=1
 )
+
+
+@pytest.fixture
+def place():
+    """Storage whose stores put every row into a blob: a read of rows that are in the state takes no lease."""
+    with MemoryStore(BLOBS) as made:
+        yield made
 
 
 def orders_of(store, commits=5):

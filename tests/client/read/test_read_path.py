@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from interrupts import Bytecodes
-from memory_store import Script
+from memory_store import BLOBS, MemoryStore, Script
 
 from timespine.client.read import acquire, leases, open_read, rows
 from timespine.client.read.follow import change_feed, commit_stream, log_follower
@@ -38,6 +38,13 @@ FOLLOWERS = {
     "subscribe": lambda orders: orders.subscribe(),
     "listen": lambda orders: orders.listen(),
 }
+
+
+@pytest.fixture
+def place():
+    """Storage whose stores put every row into a blob: a read of rows that are in the state takes no lease."""
+    with MemoryStore(BLOBS) as made:
+        yield made
 
 
 @pytest.fixture

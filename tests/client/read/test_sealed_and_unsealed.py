@@ -53,7 +53,7 @@ def test_what_others_seal_and_write_afterwards_is_in_neither_half_nor_in_both(pl
 
 def test_both_halves_take_one_lease_and_give_it_back(place):
     script = Script()
-    store = place.open(script=script)
+    store = place.open(script=script, config=BLOBS)
     orders = store.create("orders", key={"id": "int64"}, timeline="counter")
     orders.write([row(1, 0), row(2, 9)])
     orders.seal(5)

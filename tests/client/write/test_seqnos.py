@@ -52,7 +52,7 @@ def test_it_is_the_number_of_the_state_that_has_it_whatever_is_committed_later(p
 
 
 def test_what_changed_nothing_has_the_number_of_the_state_that_was_read(place):
-    table = create(place.open())
+    table = create(place.open(config=BLOBS))
     table.append([row(1), row(2)])
     table.seal(9)
     seqno = table._handle.state().seqno

@@ -6,7 +6,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from key_value_cases import create, rows_at
-from memory_store import Script, in_threads
+from memory_store import BLOBS, Script, in_threads
 from unsealed_cases import BOTH, row, unsealed
 
 from timespine.client.write.prepare_unsealed import LATE
@@ -239,7 +239,8 @@ def test_unsealed_updates_are_read_by_a_range_of_times(place, lower, upper, expe
 
 
 def test_a_range_that_ends_before_it_begins_is_refused(place):
-    orders = create(place.open())
+    orders = create(place.open(config=BLOBS))
+    orders.write([row(1, 3)])
     with pytest.raises(UsageError, match="must not be before"):
         orders.unsealed(4, 3)
     assert orders._handle.context.leases.idle(orders.id), "and holds nothing"

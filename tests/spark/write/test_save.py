@@ -52,6 +52,14 @@ def test_a_collection_that_is_not_there_is_created_with_the_columns_of_the_frame
         assert store[name].count() == 2
 
 
+def test_a_schema_may_be_that_of_a_frame(spark, store):
+    frame = spark.sql("SELECT 1L AS id, 'a' AS name, array(1, 2) AS tags")
+    created = store.create("from_struct", schema=frame.schema, key=["id"], timeline="counter")
+    assert created.schema.types == {"id": "int64", "name": "string", "tags": "list<int32>"}
+    created.append(frame)
+    assert created.snapshot().to_pylist() == [{"id": 1, "name": "a", "tags": [1, 2]}]
+
+
 def test_a_store_that_is_not_there_is_created_too(spark, tmp_path):
     save(orders(spark, (1, "a")), str(tmp_path / "new" / "orders"), key="id")
     save(orders(spark, (2, "b")), str(tmp_path / "new" / "orders"))

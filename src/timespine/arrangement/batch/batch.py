@@ -11,7 +11,7 @@ import pyarrow as pa
 from timespine.arrangement.batch.chunk import Chunk, chunks_of
 from timespine.arrangement.batch.key_filters import MemberFilter
 from timespine.arrangement.batch.layout import Layout
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key, Probes
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.find_keys import located_rows

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from timespine.arrangement.batch.key_filters import MemberFilter, WordBitmap, are_dense, member_filter
 from timespine.arrangement.batch.layout import Layout
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key, Probes, compare
 from timespine.columnar.kernels.find_keys import Located, WordIndex, locate
 from timespine.columnar.kernels.row_words import INTEGERS, Index, is_text, single

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.row_words import Index
 from timespine.columnar.kernels.text_words import Words
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.schema.schema import DIFF, Schema, shown_names
 from timespine.columnar.schema.types import is_nested
 from timespine.errors import UsageError, short_repr

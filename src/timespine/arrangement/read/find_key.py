@@ -13,7 +13,7 @@ from typing import Any
 from timespine.arrangement.batch.batch import Batch, Span
 from timespine.arrangement.batch.chunk import Chunk
 from timespine.arrangement.batch.key_filters import FilterCounts
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key
 from timespine.columnar.kernels.find_keys import locate_key
 from timespine.columnar.kernels.key_encoding import encode_arrow_scalar

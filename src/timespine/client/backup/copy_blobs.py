@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from timespine.client.backup.store_cut import StoreCut
-from timespine.client.inner_handles import decode_schema
 from timespine.columnar.parts.part_reader import MissingBlob, open_part
+from timespine.columnar.schema.schema import decode_schema
 from timespine.config import Config
 from timespine.core.batch import Part
 from timespine.core.encoding.codec import decode_run

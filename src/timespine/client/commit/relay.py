@@ -65,9 +65,11 @@ class Relay:
         """Return whether to hand queued appends over: after a few losses, to the process that has the role."""
         if self._is_following or self._is_appender or self._is_closed:
             return self._is_following and not self._is_closed
-        losses, now = committer.counters.get("lost", 0), self._monotonic()
         is_alone = len(committer.known(collection).committers) <= OWN_COMMITTERS
-        if losses - self._losses < LOSSES or is_alone or now < self._apart_until:
+        if is_alone or self._monotonic() < self._apart_until:
+            return False
+        losses = committer.counters.get("lost", 0)
+        if losses - self._losses < LOSSES:
             return False
         self._losses = losses
         with self._taking_role:

@@ -99,7 +99,7 @@ class LeasedState:
 
     @property
     def is_leased(self) -> bool:
-        """Whether there is a lease: a store that is open for reading only, or whose disk is full, takes none."""
+        """Whether there is a lease: a state without blobs needs none, and a store that may not write takes none."""
         return self._lease is not None
 
     def check(self) -> None:
@@ -180,7 +180,7 @@ class Leases:
             return self.unleased(state)
 
     def unleased(self, state: State) -> LeasedState:
-        """Return a state without a lease: it has no rows to keep, or the store may not write."""
+        """Return a state without a lease: it has no blobs to keep, or the store may not write."""
         return LeasedState(self, None, state)
 
     def _may_share(self, lease: SharedLease, state: State, wanted: Frontier) -> bool:

@@ -79,7 +79,7 @@ class Rows(OneProcess):
         self._handle = handle
         """The collection of the read."""
         self._leased = leased
-        """The lease that keeps the blobs of the read; none, in a store that may not write."""
+        """The lease that keeps the blobs of the read; none if there are no blobs, or in a store that may not write."""
         self._plan = plan
         """The plan of the read; None if no time is complete."""
         self._request = request
@@ -166,7 +166,7 @@ class Rows(OneProcess):
         if not tables:
             return self._empty()
         table = pa.concat_tables(tables)
-        if self.multiplicity == "column" and self._is_narrow():
+        if self.multiplicity == "column" and self._request.is_narrow:
             table = consolidate(table, [name for name in table.column_names if name != DIFF]).select(table.column_names)
         return table
 
@@ -272,7 +272,7 @@ class Rows(OneProcess):
 
     def _check_pieces(self) -> None:
         """Raise a UsageError if the result is right only as a whole."""
-        if self.multiplicity == "column" and self._is_narrow():
+        if self.multiplicity == "column" and self._request.is_narrow:
             raise UsageError(
                 "without the key columns, equal rows come from the whole collection: "
                 "read the key columns too, or read it whole"
@@ -321,8 +321,8 @@ class Rows(OneProcess):
         """Read, merge, and shape. Raise a UsageError if rows repeated by their counts exceed the limit."""
         if self._plan is None:
             return
-        names = list(self.names)
-        for table in scan(self._parts(), self._runs(), self._request, memory_bytes):
+        names, runs = list(self.names), self._runs()
+        for table in scan(self._parts(), runs, self._request, memory_bytes):
             if table.num_rows == 0:
                 continue
             if self.multiplicity == "column":
@@ -335,10 +335,6 @@ class Rows(OneProcess):
     def names(self) -> tuple[str, ...]:
         """The columns of the result, without `_diff`."""
         return self._request.columns
-
-    def _is_narrow(self) -> bool:
-        """Return whether the result has fewer columns than the read needs to consolidate rows."""
-        return set(self._request.read) != set(self._request.columns)
 
     def _empty(self) -> pa.Table:
         names = [*self.names, DIFF] if self.multiplicity == "column" else list(self.names)

@@ -25,7 +25,7 @@ from timespine.client.commit.group_commit import NAMED
 from timespine.client.commit.leader_queue import PendingCall
 from timespine.client.commit.queued_append import AppendCalls, Stages
 from timespine.client.commit.retry_limits import RETRY
-from timespine.client.inner_handles import CollectionHandle, decode_schema
+from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.append import append_rows
 from timespine.client.write.prebuilt.bulk_load import bulk_load
 from timespine.client.write.prepare import PreparedRows, next_free_time, to_updates
@@ -34,7 +34,7 @@ from timespine.client.write.small_appends.relay_messages import SmallAppends
 from timespine.client.write.stage_rows import StagedRuns, did_not_commit, stage
 from timespine.client.write.transaction_steps import AppendStep, StepResult
 from timespine.client.write_results import CommitResult
-from timespine.columnar.schema.schema import TIME, Schema
+from timespine.columnar.schema.schema import TIME, Schema, decode_schema
 from timespine.core.group import Answers, CommandTransaction, Origin, Refused, StaleOrigins
 from timespine.errors import (
     CorruptionError,

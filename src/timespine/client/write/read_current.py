@@ -106,8 +106,6 @@ class CurrentRows:
     """The newest state that the delta is right for."""
     time: int
     """The time of the delta: not before the upper of the state."""
-    is_snapshot: bool = False
-    """Whether the first read is of the last complete time, without unsealed updates."""
 
     @property
     def plan(self) -> Plan | None:
@@ -139,7 +137,7 @@ class CurrentRows:
         (test_changes_use_rows_of_the_upper_that_they_replace).
         """
         last = self.upper.time - 1
-        if not self.is_snapshot:
+        if last < 0 or _counts_unsealed(self.state, self.time):
             return None
         found = arranged_rows(self.handle, keys.table, last, self.id)
         return None if found is None else found.select([*self.schema.names, DIFF])
@@ -202,12 +200,16 @@ def check_ordered_times(state: State) -> None:
 
 
 @contextlib.contextmanager
-def read_current(handle: CollectionHandle, at: int | None = None) -> Iterator[CurrentRows]:
-    """Read the newest state of a collection under a lease. The delta gets a free time, `at` or later.
+def read_current(handle: CollectionHandle, at: int | None, *, holds_since: bool) -> Iterator[CurrentRows]:
+    """Read the newest state of a collection. The delta gets a free time, `at` or later.
 
-    Unsealed updates that the change would seal count already.
+    Unsealed updates that the change would seal count already. A state with blobs is leased, and so is any other one if
+    the caller wants since to stay (`holds_since`).
+
+    SUBTLE: a change that is prepared again wants that. Its first rows were in the state and needed no lease, so another
+    process could expire the history that its news are read from, again and again (test_read_current.py).
     """
-    with lease_newest(handle) as leased, contextlib.closing(leased):
+    with lease_newest(handle, holds_since=holds_since) as leased, contextlib.closing(leased):
         state = leased.state
         check_ordered_times(state)
         if state.upper.is_closed:
@@ -215,15 +217,19 @@ def read_current(handle: CollectionHandle, at: int | None = None) -> Iterator[Cu
         upper = state.upper.time
         id, schema = handle.schema(state)
         time = next_free_time(handle, state.upper) if at is None else max(at, upper)
-        is_ahead = any(state.unsealed.reaching(state.upper, (time,)))
 
         @cache
         def plan_rows() -> Plan | None:
-            if is_ahead:
+            if _counts_unsealed(state, time):
                 return require_plan(plan_ahead(state, (time,)))
             return require_plan(plan_snapshot(state, (upper - 1,))) if upper > 0 else None
 
-        yield CurrentRows(handle, leased, id, schema, plan_rows, state, time, not is_ahead and upper > 0)
+        yield CurrentRows(handle, leased, id, schema, plan_rows, state, time)
+
+
+def _counts_unsealed(state: State, time: int) -> bool:
+    """Return whether a change at a time would seal unsealed updates, so that they count already."""
+    return any(state.unsealed.reaching(state.upper, (time,)))
 
 
 @dataclass(slots=True)
@@ -278,6 +284,8 @@ class PendingDelta:
         if len(state.schemas) != now.id + 1:
             raise Stale(now.upper, state.upper)
         time = at if at is not None and exactly else now.later(state, at)
+        if state is now.state and time == now.time:
+            return  # nothing was committed since the delta was computed
         if time < now.time or not state.upper.less_equal((time,)):
             raise UpperMismatch(Frontier.at(time), state.upper)  # the time was chosen for another state
         news = self.news(state, time)

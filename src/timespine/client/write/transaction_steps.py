@@ -329,7 +329,7 @@ class DeltaStep(DependsOnRead):
         return self.delta
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        now = stack.enter_context(read_current(self.handle, at))
+        now = stack.enter_context(read_current(self.handle, at, holds_since=self.delta is not None))
         self.delta = delta = LocalDelta.of(now, self.compute, self.operation)
         if delta.rows == 0:
             return None

@@ -56,7 +56,7 @@ def upsert_delta(rows: object) -> Compute:
         new = conform_columns(require_key_columns(rows, schema), schema)
         if not schema.key:
             return _once_each(new, schema)
-        return Look(lambda old: RowDelta(old, new), keys=_distinct_keys(new, schema), grain=Grain.NEWS)
+        return Look(lambda old: RowDelta(old, new), keys=KeySet.of_rows(new, schema.key_names), grain=Grain.NEWS)
 
     return compute
 
@@ -189,11 +189,3 @@ def _once_each(rows: pa.Table, schema: Schema) -> Look:
         return RowDelta(old.filter(pc.less(old.column(DIFF), 0)), distinct.filter(pc.invert(there.mask(distinct))))
 
     return Look(difference, keys=keys, grain=Grain.KEYS)
-
-
-def _distinct_keys(table: pa.Table, schema: Schema) -> KeySet:
-    """Return the keys of rows; raise a UsageError if a key repeats."""
-    keys = KeySet(table.select(list(schema.key_names)))
-    if len(keys) != table.num_rows:
-        raise UsageError(f"{table.num_rows - len(keys)} rows repeat the key of another one: give each key once")
-    return keys

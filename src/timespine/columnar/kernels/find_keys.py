@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key, Probes, absolute_words, compare, shared_prefix
 from timespine.columnar.kernels.key_encoding import encode_arrow_scalar
 from timespine.columnar.kernels.row_words import Index, is_fixed

@@ -36,7 +36,7 @@ from timespine.columnar.scan.scan import (
     unordered_sources,
 )
 from timespine.columnar.scan.scan_request import ScanRequest
-from timespine.columnar.scan.visibility import Window
+from timespine.columnar.scan.visibility import Window, is_seen_as_written
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.write.run_writer import NO_LISTS, RunWriter
 from timespine.columnar.write.upload import UploadTarget
@@ -307,8 +307,8 @@ class RunMerge:
         if stretch.tables or self.since is None:
             return False
         metas = [meta_of(piece.part) for piece in stretch.pieces]
-        return all(meta is not None and is_until(meta.max_time, self.since) for meta in metas) and not any(
-            piece.part.is_truncated or piece.part.rewrite is not None for piece in stretch.pieces
+        return all(meta is not None and is_until(meta.max_time, self.since) for meta in metas) and all(
+            is_seen_as_written(piece.part) for piece in stretch.pieces
         )
 
     def _stretches(self, chosen: Callable[[Run], bool]) -> Iterator[Stretch]:
@@ -391,7 +391,7 @@ class RunMerge:
             return False
         if run.order is not Order.SORTED or run.schema != self.schema_id:
             return False
-        if part.is_truncated or part.rewrite is not None:
+        if not is_seen_as_written(part):
             return False
         meta = meta_of(part)
         if meta is None or (self.splits and run.zero_from is None and meta.repeats):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_lower, truncate_upper
 from timespine.columnar.parts.part_footer import FOOTER_KEY, FORMAT_VERSION, MAGIC, Footer, hash_of
 from timespine.columnar.parts.part_reader import PartReader

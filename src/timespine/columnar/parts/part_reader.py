@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow._parquet import ParquetReader  # what pq.ParquetFile reads with; only here a memory pool can be named
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import NULL
 from timespine.columnar.parts import bloom_probe
 from timespine.columnar.parts.inline_part import check_decoded_updates

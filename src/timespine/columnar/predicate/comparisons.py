@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels import key_encoding
 from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import Literal, literal_text, place_literal, polars_literal, polars_type

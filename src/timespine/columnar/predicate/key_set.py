@@ -8,14 +8,16 @@ many, by their range and, for integers, by the keys within the bounds.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row
 from timespine.columnar.parts.part_stats import Range
+from timespine.errors import UsageError
 from timespine.libraries import pl
 
 FEW = 512
@@ -39,6 +41,14 @@ class KeySet:
         self.names: tuple[str, ...] = tuple(keys.column_names)
         """The key columns."""
         self._keys = keys
+
+    @staticmethod
+    def of_rows(rows: pa.Table, names: Sequence[str]) -> KeySet:
+        """Return the keys of rows; raise a UsageError if a key repeats."""
+        keys = KeySet(rows.select(list(names)))
+        if len(keys) != rows.num_rows:
+            raise UsageError(f"{rows.num_rows - len(keys)} rows repeat the key of another one: give each key once")
+        return keys
 
     @property
     def table(self) -> pa.Table:

@@ -92,10 +92,6 @@ class Parts:
     """The share of skipped parts that the reader reads to check that skipping them is right."""
     _pruners: dict[int, tuple[ScanRequest, Pruner]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        # A schema of an id never changes, and every part of a run asks for it.
-        self.schema_of = functools.cache(self.schema_of)
-
     @property
     def known(self) -> PartCache:
         """Where footers and lists are kept."""

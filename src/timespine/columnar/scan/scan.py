@@ -25,6 +25,7 @@ from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.scan.fetch_ahead import FOOTERS_AHEAD, STREAMED_AHEAD
 from timespine.columnar.scan.part_access import ROW_BYTES, Parts, meta_of
 from timespine.columnar.scan.scan_request import ScanRequest, clip, filter_rows
+from timespine.columnar.scan.visibility import is_seen_as_written
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Order, Part, Run
 from timespine.model.time import less_equal
@@ -311,7 +312,7 @@ def gather(
     for source in found:
         id, schema = parts.schema(source.run)
         for part in source.parts:
-            if part.is_truncated or part.rewrite is not None:
+            if not is_seen_as_written(part):
                 tables.extend(parts.tables(part, id, schema, request, 1 << 62))
             elif part.inline is not None:
                 inline.setdefault(id, []).append(part)

@@ -72,6 +72,11 @@ class ScanRequest:
             needed |= set(self.where.columns)
         return tuple(name for name in self.schema.names if name in needed)
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the caller gets fewer columns than the read needs to consolidate rows."""
+        return set(self.read) != set(self.columns)
+
 
 def filter_rows(table: pa.Table, request: ScanRequest) -> pa.Table:
     """Return the rows that are wanted. Rows that are equal are wanted or not together, so this may come before they

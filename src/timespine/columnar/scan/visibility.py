@@ -42,6 +42,11 @@ ALL_TIMES = Window()
 """Every update, at the time it was written with."""
 
 
+def is_seen_as_written(part: Part) -> bool:
+    """Return whether a reference to a part shows all its updates, at the times that they were written with."""
+    return part.lower is None and part.upper is None and part.rewrite is None
+
+
 def apply_visibility(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
     """Return the updates that count, at the times they are seen at."""
     names = time_names(arity)

@@ -24,7 +24,7 @@ from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
-from timespine.columnar.schema.schema import Schema
+from timespine.columnar.schema.schema import Schema, schemas_by_id
 from timespine.config import Config
 from timespine.core.batch import Run
 from timespine.errors import CorruptionError, UsageError
@@ -151,14 +151,7 @@ def slice_request(slice: Slice, keys: KeySet | None = None) -> ScanRequest:
 
 def parts_of(slice: Slice, blob: Blob, config: Config, cache: PartCache) -> Parts:
     """Return the parts of a slice, read from these blobs."""
-
-    def schema_of(id: int) -> Schema:
-        data = slice.schemas.get(id)
-        if data is None:
-            raise CorruptionError(f"a run of {slice.collection} was written with schema {id}, which is not known")
-        return Schema.decode(data)
-
-    return Parts(blob, slice.collection, schema_of, config, cache)
+    return Parts(blob, slice.collection, schemas_by_id(slice.schemas, slice.collection), config, cache)
 
 
 def read_slice_rows(

@@ -13,14 +13,14 @@ the time, then the diff; their names are reserved, in any case.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.schema import defaults
 from timespine.columnar.schema.column_names import check_column_name
 from timespine.columnar.schema.defaults import Default
@@ -285,7 +285,7 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         """Decode stored bytes with every check; raise a CorruptionError if they are no schema."""
         if type(data) is not bytes:
             raise UsageError(f"{type(data).__name__} is not bytes to decode")
-        return _decode_schema(data)
+        return decode_schema(data)
 
     def _with(self, changed: Field) -> Schema:
         fields = tuple(changed if field.id == changed.id else field for field in self.fields)
@@ -353,8 +353,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Schema)
 
 
-@lru_cache(maxsize=256)
-def _decode_schema(data: bytes) -> Schema:
+@lru_cache(maxsize=4096)
+def decode_schema(data: bytes) -> Schema:
+    """Decode a schema of a state, once per process; raise a CorruptionError if it is none."""
     if len(data) > SCHEMA_BYTES_MAX:
         raise CorruptionError(f"a stored schema has {len(data)} bytes, more than {SCHEMA_BYTES_MAX}")
     try:
@@ -362,3 +363,15 @@ def _decode_schema(data: bytes) -> Schema:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptionError(f"a stored schema does not make sense: {error}") from error
     return decoded
+
+
+def schemas_by_id(stored: Mapping[int, bytes], collection: str) -> Callable[[int], Schema]:
+    """Return the function that gives a stored schema of a collection; it raises a CorruptionError for other ids."""
+
+    def schema_of(id: int) -> Schema:
+        data = stored.get(id)
+        if data is None:
+            raise CorruptionError(f"a run of {collection} was written with schema {id}, which is not known")
+        return decode_schema(data)
+
+    return schema_of

@@ -137,7 +137,7 @@ class SqliteConsensus:
             return rows, newest
 
         rows, newest = self._file.read(read)
-        entries = _entries(key, rows)
+        entries = _entries(key, rows) if rows else []
         reached = entries[-1].seqno if entries else from_seqno - 1
         if newest is not None and reached < newest and len(entries) != limit:
             raise CorruptionError(f"the log of {key} breaks off after entry {reached}")

@@ -91,7 +91,7 @@ class DeltaByTasksStep(FlushesRuns, DependsOnRead):
         return self.delta
 
     def prepare(self, upper: Frontier, at: int | None, stack: contextlib.ExitStack) -> PreparedRows | None:
-        now = stack.enter_context(read_current(self.handle, at))
+        now = stack.enter_context(read_current(self.handle, at, holds_since=True))
         self.job = stack.enter_context(WriteJob(self.handle, now.id, now.schema, (now.time,)))
         self.delta = compute_delta_on_executors(now, self.job, self.frame, self.operation, deletes=self.deletes)
         return None

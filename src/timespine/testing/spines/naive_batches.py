@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 from timespine.core.arrangement.level_transitions import MergePlan
 from timespine.core.effects import SliceResult
 from timespine.model.oracle import Update, accumulate, compact, consolidate

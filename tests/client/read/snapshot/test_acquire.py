@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 from assertions import check, until
-from memory_store import Script
+from memory_store import BLOBS, Script
 from snapshot_cases import filled, orders_of, row
 
 from timespine.errors import NotSealed, SinceError, UsageError
@@ -93,7 +93,8 @@ def test_a_closed_collection_is_read_at_its_end(store):
     assert orders.count() == len(expected)
 
 
-def test_history_before_since_is_an_error_that_says_since(store):
+def test_history_before_since_is_an_error_that_says_since(place):
+    store = place.open(config=BLOBS)
     orders = filled(store)
     orders.expire(before=3)
     for read in (

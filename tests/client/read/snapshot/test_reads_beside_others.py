@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from assertions import until
-from memory_store import SMALL
+from memory_store import BLOBS, SMALL
 from snapshot_cases import filled, forgetting, orders_of, row
 
 from timespine.errors import CorruptionError, LeaseExpired, SinceError, UsageError
@@ -115,7 +115,8 @@ def test_readers_and_an_eager_maintenance_do_not_disturb_each_other(place):
 
 
 @pytest.mark.parametrize("read", ["snapshot", "changes", "count", "updates"])
-def test_a_read_takes_the_newest_time_of_the_state_that_has_its_lease(place, store, read, monkeypatch):
+def test_a_read_takes_the_newest_time_of_the_state_that_has_its_lease(place, read, monkeypatch):
+    store = place.open(config=BLOBS)
     orders = filled(store, commits=3)
     leases = store._leases
     hold, times = leases.hold, []
@@ -124,7 +125,7 @@ def test_a_read_takes_the_newest_time_of_the_state_that_has_its_lease(place, sto
         if not times:
             place.clock.advance(60)
             store._heartbeat_thread.heartbeat_once()  # leases that linger are given back
-            with place.open(config=SMALL) as other:
+            with place.open(config=BLOBS) as other:
                 other["orders"].append([row(99)])
                 other["orders"].expire(before=other["orders"].upper.elements[0][0])
         times.append(as_of)

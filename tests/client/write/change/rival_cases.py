@@ -49,7 +49,7 @@ class Rival:
 
 
 def beside(place, works, config=QUICK, rows=((1, 1), (2, 2)), **options):
-    """A collection with some rows, read under a lease already, and a rival that begins now."""
+    """A collection with some rows, read already (under a lease if they are in blobs), and a rival that begins now."""
     rival = Rival(place, works)
     table = create(place.open(script=rival, config=config), **options)
     if rows:

@@ -30,7 +30,7 @@ def test_an_upsert_that_lost_is_patched_by_what_others_committed_and_reads_no_ro
     script = Script()
     orders = create(place.open(script=script, config=config))
     orders.append([row(1, "a"), row(2, "b")])
-    orders.snapshot().close()  # a lease is there, so that the next commit is that of the upsert
+    orders.snapshot().close()  # a lease is there if blobs need one, so that the next commit is that of the upsert
     racing(place, script, orders, lambda theirs: theirs.upsert([row(1, "theirs"), row(3, "theirs")]))
     table = pa.table({"k": [1, 2], "v": ["ours", "ours"], "n": [0, 0]})
     rows = {

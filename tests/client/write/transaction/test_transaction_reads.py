@@ -6,9 +6,10 @@ import threading
 
 import pytest
 from key_value_cases import create
-from memory_store import Gate, Script
+from memory_store import BLOBS, Gate, Script
 from transaction_cases import keys_of, pair, row, rows
 
+from timespine.client.api_for_engines import begin_refresh
 from timespine.client.read import multi_snapshot
 from timespine.core.transitions import CommitSink
 from timespine.errors import BatchAlreadyCommitted, NotSealed, SinceError, UpperMismatch, UsageError
@@ -90,7 +91,7 @@ def test_a_batch_of_a_sink_is_in_with_the_rest_once(place):
     store = place.open()
     orders, items = pair(store)
     for n in range(2):
-        tx = store.transaction()
+        tx = begin_refresh(store)
         for name in ("orders", "items"):
             tx.append(name, [row(1)])
             tx.also(name, CommitSink("s", 0))
@@ -161,7 +162,7 @@ def test_the_collection_that_lags_behind_or_has_forgotten_is_named(place):
 
 
 def test_a_cut_is_found_although_its_first_time_is_let_go_meanwhile(place):
-    store, other = place.open(), place.open()
+    store, other = place.open(config=BLOBS), place.open(config=BLOBS)
     orders, items = pair(store)
     for collection in (orders, items):
         collection.append([row(1)], at=3)

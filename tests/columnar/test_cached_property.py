@@ -2,7 +2,7 @@
 
 import threading
 
-from timespine.cached_property import cached_property
+from timespine.columnar.cached_property import cached_property
 
 
 class Slow:
