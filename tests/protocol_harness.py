@@ -42,7 +42,7 @@ from timespine.core.transitions import (
 )
 from timespine.errors import Determinate, Indeterminate
 from timespine.model import Description, Frontier, Time
-from timespine.model.oracle import Row, Update, accumulate
+from timespine.model.oracle import OracleRow, Update, accumulate
 from timespine.testing.formats.naive import data_of, merge_runs, row_counts
 from timespine.testing.simulator import core_reads, core_writes
 from timespine.testing.simulator.world import World
@@ -361,7 +361,7 @@ class ProtocolHarness:
         """The newest state."""
         return self.world.head(name)
 
-    def rows(self, as_of: int | Time, name: str = "c") -> dict[Row, int]:
+    def rows(self, as_of: int | Time, name: str = "c") -> dict[OracleRow, int]:
         """The collection as of a time that must be readable, by a process that knows nothing."""
         time = (as_of,) if isinstance(as_of, int) else as_of
         reply = self.run(core_reads.fetch_snapshot_without_lease(self.stranger(), name, time))

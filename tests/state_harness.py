@@ -33,7 +33,7 @@ from timespine.core.transitions import AddSchema, ApplyMerge, Command, CompareAn
 from timespine.errors import NotSealed, SinceError, UsageError
 from timespine.model import Description, Frontier, Time, advance_by
 from timespine.model import time as times
-from timespine.model.oracle import Oracle, Row, Update, compact
+from timespine.model.oracle import Oracle, OracleRow, Update, compact
 
 TERM_MS = 1000
 """The term of every lease that a scene takes by itself."""
@@ -206,16 +206,16 @@ class StateHarness:
             seen.append((row, when if part.rewrite is None else advance_by(when, part.rewrite), count))
         return seen
 
-    def read(self, plan: Plan) -> dict[Row, int]:
+    def read(self, plan: Plan) -> dict[OracleRow, int]:
         """What a plan leads to."""
-        counts: dict[Row, int] = {}
+        counts: dict[OracleRow, int] = {}
         for part in plan.parts:
             for row, when, count in self.data(part):
                 if plan.counts(part, when):
                     counts[row] = counts.get(row, 0) + count
         return {row: count for row, count in counts.items() if count}
 
-    def snapshot(self, *as_of: int) -> dict[Row, int]:
+    def snapshot(self, *as_of: int) -> dict[OracleRow, int]:
         """The collection as of a time that must be readable."""
         plan = plan_snapshot(self.state, as_of)
         check(isinstance(plan, Plan), f"{as_of} cannot be read: {plan}")

@@ -154,7 +154,7 @@ INSIDE = {
         "maintenance": {"commit"},
         "catalog": {"arguments", "commit"},
         "diagnostics": {"arguments"},
-        "backup": {"commit", "read", "catalog", "opening"},
+        "backup": {"arguments", "commit", "read", "catalog", "opening"},
         "write": {"arguments", "commit", "load", "read", "catalog"},
         "opening": {"commit", "read", "maintenance", "catalog"},
     },
@@ -173,6 +173,7 @@ INSIDE = {
         "every": {"plan", "engine"},
         "refresh": {"plan", "engine", "spark_engine", "every"},
     },
+    "spark": {"setup": set(), "read": {"setup"}, "write": {"setup"}, "stream": {"write"}},
     "cli": {"input": set(), "output": {"input"}, "commands": {"input", "output"}},
 }
 

@@ -191,7 +191,7 @@ def together(gate, store, works):
 
 def in_line(store):
     """How many wait for a commit."""
-    return len(store._committer._line)
+    return len(store._committer._queue)
 
 
 def in_threads(*works):

@@ -44,7 +44,7 @@ def with_a_filesystem(folder, url, storage):
 
     import timespine as ts
     from timespine.spark.setup.session import session
-    from timespine.spark.stream.sink_progress import find_query
+    from timespine.spark.sink_progress import find_query
 
     conf = {
         "spark.ui.enabled": False,

@@ -16,7 +16,7 @@ from timespine.spark.type_mapping import arrow_columns
 from timespine.views.engine.accumulators import FUNCTIONS, Grouping
 from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
 from timespine.views.engine.windows import computes, window_rows
-from timespine.views.plan.algebra import Aggregate, InputScan, Plan, WindowNode, nodes_of
+from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, WindowNode, nodes_of
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql.from_sql import Builder
 from timespine.views.sql.parse import parse_query, qualified
@@ -49,7 +49,7 @@ def planned(texts, tail):
     return found
 
 
-def node_of(plan: Plan, kind: type) -> Plan | None:
+def node_of(plan: PlanNode, kind: type) -> PlanNode | None:
     """Return the only node of a kind, if the process computes its function."""
     (node,) = [each for each in nodes_of(plan) if isinstance(each, kind)]
     ((_, call),) = node.calls

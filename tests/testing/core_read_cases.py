@@ -7,7 +7,7 @@ from protocol_harness import CONFIG, ProtocolHarness, up
 from timespine.core.protocols.garbage import collect_garbage
 from timespine.core.protocols.maintain import expire_lapsed_leases, roll_up
 from timespine.core.protocols.session import Session
-from timespine.model.oracle import Row
+from timespine.model.oracle import OracleRow
 from timespine.testing.formats.naive import row_counts
 
 
@@ -20,7 +20,7 @@ def written(upto: int = 4) -> tuple[ProtocolHarness, Session, Session]:
     return stage, session, other
 
 
-def counts(reply: object) -> dict[Row, int]:
+def counts(reply: object) -> dict[OracleRow, int]:
     """What a read that succeeded leads to."""
     assert isinstance(reply, tuple), reply
     return row_counts(*reply)

@@ -18,7 +18,7 @@ from timespine.cli.output.destination import OutputFormat
 from timespine.client.arguments.time_args import FrontierLike, TimeLike
 from timespine.errors import UsageError, short_repr
 
-StorePath = Annotated[
+StorePathArgument = Annotated[
     str,
     typer.Argument(
         metavar="STORE",
@@ -26,8 +26,8 @@ StorePath = Annotated[
         show_default=False,
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the collection.", show_default=False)]
-Output = Annotated[
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the collection.", show_default=False)]
+OutputOption = Annotated[
     OutputFormat | None,
     typer.Option(
         "--output",
@@ -37,11 +37,11 @@ Output = Annotated[
         show_default=False,
     ),
 ]
-To = Annotated[
+ToOption = Annotated[
     Path | None,
     typer.Option("--to", metavar="FILE", help="Write to a file instead of standard output.", show_default=False),
 ]
-AsOf = Annotated[
+AsOfOption = Annotated[
     str | None,
     typer.Option(
         "--as-of",
@@ -50,10 +50,10 @@ AsOf = Annotated[
         show_default=False,
     ),
 ]
-Columns = Annotated[
+ColumnsOption = Annotated[
     str | None, typer.Option("--columns", metavar="A,B", help="Only these columns, in this order.", show_default=False)
 ]
-Where = Annotated[
+WhereOption = Annotated[
     str | None,
     typer.Option(
         "--where",
@@ -62,10 +62,10 @@ Where = Annotated[
         show_default=False,
     ),
 ]
-Limit = Annotated[
+LimitOption = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=0, help="The largest number of rows.", show_default=False)
 ]
-Wait = Annotated[
+WaitOption = Annotated[
     float,
     typer.Option(
         "--wait",
@@ -77,14 +77,14 @@ Wait = Annotated[
 ]
 
 
-class Timeline(enum.StrEnum):
+class TimelineChoice(enum.StrEnum):
     """The source of the next free time."""
 
     clock = "clock"
     counter = "counter"
 
 
-class Multiplicity(enum.StrEnum):
+class MultiplicityChoice(enum.StrEnum):
     """The output of a row that counts more than once."""
 
     rows = "rows"
@@ -92,7 +92,7 @@ class Multiplicity(enum.StrEnum):
 
 
 MultiplicityOption = Annotated[
-    Multiplicity,
+    MultiplicityChoice,
     typer.Option(
         "--multiplicity",
         help="Repeat each row by its count, or print it once with its count in the column _diff.",
@@ -100,16 +100,16 @@ MultiplicityOption = Annotated[
 ]
 
 TimelineOption = Annotated[
-    Timeline,
+    TimelineChoice,
     typer.Option("--timeline", help="Times are milliseconds of the wall clock, or count 0, 1, 2."),
 ]
-ClusterColumns = Annotated[
+ClusterColumnsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--cluster", metavar="NAME", help="Sort rows by this column first. May be repeated.", show_default=False
     ),
 ]
-Retain = Annotated[
+RetainOption = Annotated[
     str | None,
     typer.Option(
         "--retain",
@@ -118,7 +118,7 @@ Retain = Annotated[
         show_default=False,
     ),
 ]
-ForgetWithin = Annotated[
+ForgetWithinOption = Annotated[
     str | None,
     typer.Option(
         "--forget-within",
@@ -127,7 +127,7 @@ ForgetWithin = Annotated[
         show_default=False,
     ),
 ]
-Replace = Annotated[
+ReplaceOption = Annotated[
     bool, typer.Option("--replace", help="Drop an existing collection of that name, and reuse the name.")
 ]
 

@@ -10,9 +10,9 @@ else of the client.
                  milliseconds, with_times: in a column
     reads        ReadOptions, open_snapshot, open_changes, open_updates give Rows, Snapshot, Changes, Updates over a
                  LeasedState; read_handle_of, scan_plan_of, scan_request_of and read_lease_of look inside of them;
-                 Hold says how a read is leased; CriticalHold, take_critical keep history for a stream; repeat_by_diff,
-                 with_images, BATCH_ROWS, REPEATED_MAX and the kinds of changes shape what workers read; arranged_rows
-                 gives the rows of keys from an open arrangement
+                 HoldState says how a read is leased; CriticalHold, take_critical keep history for a stream;
+                 repeat_by_diff, with_images, BATCH_ROWS, REPEATED_MAX and the kinds of changes shape what workers read;
+                 arranged_rows gives the rows of keys from an open arrangement
     preparing    PreparedRows; upper_after, LATE, REFUSE, apply_late_policy, late_rows_error
     staging      Runs, flush_inline, count_appended, count_late; did_not_commit: may blobs be deleted after this error?
     deltas       read_current gives CurrentRows; Compute makes a Look, that a RowDelta, by Grain; PendingDelta follows
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from timespine.client.commit.effect_driver import fresh_id
     from timespine.client.inner_handles import Closable, CollectionHandle, StoreContext
     from timespine.client.lazy_spark import is_spark_frame
-    from timespine.client.read.acquire import Hold
+    from timespine.client.read.acquire import HoldState
     from timespine.client.read.arranged_rows import arranged_rows
     from timespine.client.read.change_set import CHANGE_TYPE, DELETE, INSERT, POSTIMAGE, PREIMAGE, Changes, with_images
     from timespine.client.read.follow.change_feed import ChangeFeed
@@ -263,7 +263,7 @@ __all__ = [
     "FlushesRuns",
     "FrontierLike",
     "Grain",
-    "Hold",
+    "HoldState",
     "LeasedState",
     "Look",
     "PendingDelta",
@@ -380,7 +380,7 @@ _FROM = {
     "FrontierLike": "client.arguments.time_args",
     "Grain": "client.write.read_current",
     "handle_of": "client.collection",
-    "Hold": "client.read.acquire",
+    "HoldState": "client.read.acquire",
     "INSERT": "client.read.change_set",
     "is_spark_frame": "client.lazy_spark",
     "LATE": "client.write.prepare_unsealed",

@@ -23,6 +23,9 @@ from timespine.model import time as times
 from timespine.model.frontier import CLOSED, Frontier, advance_by, check_arity_of
 from timespine.model.time import INT64_MAX, Time, check_time
 
+REPLANS = 16
+"""Times that a read without a lease is planned, because a merge replaced the batches of its plan."""
+
 
 class Plan(msgspec.Struct, frozen=True):
     """The parts to read, and the times that count."""

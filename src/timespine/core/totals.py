@@ -20,7 +20,7 @@ from timespine.core.batch import Count
 COUNT_MAX = 1 << 62
 """The largest total: counting stops there."""
 
-Place = Annotated[int, msgspec.Meta(ge=0, le=8)]
+TotalsPosition = Annotated[int, msgspec.Meta(ge=0, le=8)]
 """The place of a field of the totals, as a diff names it."""
 
 
@@ -79,12 +79,12 @@ NOTHING = Totals()
 FIELDS = Totals.__struct_fields__
 
 
-def increase(old: Totals, new: Totals) -> dict[Place, Count]:
+def increase(old: Totals, new: Totals) -> dict[TotalsPosition, Count]:
     """Return the increase of each changed field, by its place, for a diff."""
     pairs = ((place, getattr(new, name) - getattr(old, name)) for place, name in enumerate(FIELDS))
     return {place: by for place, by in pairs if by}
 
 
-def with_increase(old: Totals, change: dict[Place, Count]) -> Totals:
+def with_increase(old: Totals, change: dict[TotalsPosition, Count]) -> Totals:
     """Return the totals after a diff."""
     return old.plus(**{FIELDS[place]: by for place, by in change.items()})

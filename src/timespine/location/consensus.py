@@ -35,7 +35,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from timespine.errors import Contention, StoreFenced
 
 ENTRY_BYTES_MAX = 64 << 20
-"""The most bytes of all entries of one compare-and-set: every adapter accepts these and no more."""
+"""The most bytes of all entries of one compare-and-set: every adapter accepts these and no more.
+`core.encoding.envelope` states it again: neither of the two layers may import the other. `tests/test_names.py`
+compares them."""
 
 WRITES_MAX = 4096
 """The most keys of one compare-and-set."""

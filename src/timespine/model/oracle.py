@@ -19,8 +19,8 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier, advance_by
 from timespine.model.time import INT64_MAX, INT64_MIN, Time, check_arity, check_time
 
-Row = Hashable
-Update = tuple[Row, Time, int]
+OracleRow = Hashable
+Update = tuple[OracleRow, Time, int]
 
 
 def check_diff(diff: object) -> int:
@@ -32,7 +32,7 @@ def check_diff(diff: object) -> int:
 
 def consolidate(updates: Iterable[Update]) -> list[Update]:
     """Sum the diffs of each (row, time), and drop sums of zero; raise UsageError if a sum does not fit an int64."""
-    sums: dict[tuple[Row, Time], int] = {}
+    sums: dict[tuple[OracleRow, Time], int] = {}
     for row, time, diff in updates:
         sums[row, time] = sums.get((row, time), 0) + check_diff(diff)
     return [(row, time, check_diff(total)) for (row, time), total in sums.items() if total != 0]
@@ -43,9 +43,9 @@ def compact(updates: Iterable[Update], since: Frontier) -> list[Update]:
     return consolidate((row, advance_by(time, since), diff) for row, time, diff in updates)
 
 
-def accumulate(updates: Iterable[Update], as_of: Time) -> dict[Row, int]:
+def accumulate(updates: Iterable[Update], as_of: Time) -> dict[OracleRow, int]:
     """Return the count of each row as of a time, without counts of zero."""
-    counts: dict[Row, int] = {}
+    counts: dict[OracleRow, int] = {}
     for row, time, diff in updates:
         if times.less_equal(time, as_of):
             counts[row] = counts.get(row, 0) + diff
@@ -57,7 +57,7 @@ def restrict(updates: Iterable[Update], description: Description) -> list[Update
     return [update for update in updates if description.contains(update[1])]
 
 
-def difference(before: dict[Row, int], after: dict[Row, int]) -> dict[Row, int]:
+def difference(before: dict[OracleRow, int], after: dict[OracleRow, int]) -> dict[OracleRow, int]:
     """Return the diffs that turn `before` into `after`."""
     rows = before.keys() | after.keys()
     changes = {row: after.get(row, 0) - before.get(row, 0) for row in rows}
@@ -97,7 +97,7 @@ class Oracle:
         """Expire the history that only readers before `since` could see. Never goes back."""
         self.since = self.since.join(since)
 
-    def snapshot(self, as_of: Time) -> dict[Row, int]:
+    def snapshot(self, as_of: Time) -> dict[OracleRow, int]:
         """Return the collection as of a time that is complete and not expired."""
         if not self.since.less_equal(check_time(as_of, self.arity)):
             raise SinceError(as_of, self.since)
@@ -105,7 +105,7 @@ class Oracle:
             raise NotSealed(as_of, self.upper)
         return accumulate(self.updates, as_of)
 
-    def changes(self, after: Time | None, until: Time) -> dict[Row, int]:
+    def changes(self, after: Time | None, until: Time) -> dict[OracleRow, int]:
         """Return the net changes in (after, until]; those from the empty collection if `after` is None."""
         before = {} if after is None else self.snapshot(after)
         return difference(before, self.snapshot(until))

@@ -44,7 +44,7 @@ __getattr__ = import_names(__name__, _FROM)
 def drop_sink(collection: Collection, name: str) -> int:
     """Remove the records of a streaming sink, by its name or the id of its query; return their number."""
     from timespine.client.api_for_engines import handle_of
-    from timespine.spark.stream.sink_progress import drop_sink_records
+    from timespine.spark.sink_progress import drop_sink_records
 
     return drop_sink_records(handle_of(collection), name)
 

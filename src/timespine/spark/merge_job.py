@@ -30,8 +30,8 @@ from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import Run
 from timespine.errors import CorruptionError
 from timespine.spark.blob_location import BlobLocation, blob_location_of_store
-from timespine.spark.read.read_task import Batches
 from timespine.spark.setup.worker_python import check_workers
+from timespine.spark.type_mapping import Batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

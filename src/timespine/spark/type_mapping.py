@@ -7,6 +7,7 @@ timestamps with and without a zone, lists and structs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ from timespine.spark.quoted_names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
+
+Batches = Iterator[pa.RecordBatch]
+"""The rows of a task, as Spark passes them."""
 
 _WIDER = {
     pa.uint8(): pa.int16(),

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from timespine.model.time import Time, less_equal
-from timespine.testing.spine_model import Row, SpineModel
+from timespine.testing.spine_model import ComparableRow, SpineModel
 
-Times = list[tuple[Time, int]]
+TimedDiffs = list[tuple[Time, int]]
 
 
 class CursorModel:
     """The contract of `arrangement.read.cursor`, on rows of the model. Wrong calls answer False, and change nothing."""
 
-    def __init__(self, keys: Sequence[tuple[Row, list[tuple[Row, Times]]]]) -> None:
+    def __init__(self, keys: Sequence[tuple[ComparableRow, list[tuple[ComparableRow, TimedDiffs]]]]) -> None:
         self.keys = list(keys)
         """Keys in order, with their values in order, with their times in order."""
         self.forwards = self.vals_forwards = True
-        self.exact: Row | None = None
+        self.exact: ComparableRow | None = None
         """The last key of an exact seek."""
         self.is_moved = False
         self.at, self.value = 0, 0
@@ -40,17 +40,17 @@ class CursorModel:
         return self.key_valid and 0 <= self.value < len(self.values)
 
     @property
-    def values(self) -> list[tuple[Row, Times]]:
+    def values(self) -> list[tuple[ComparableRow, TimedDiffs]]:
         """Return the values of the key."""
         return self.keys[self.at][1]
 
-    def times(self, upper: Time | None = None) -> Times:
+    def times(self, upper: Time | None = None) -> TimedDiffs:
         """Return the times of the value, those not after a bound."""
         return [(time, diff) for time, diff in self.values[self.value][1] if upper is None or less_equal(time, upper)]
 
     # Keys.
 
-    def move_key(self, passes: Callable[[Row], bool], *, forwards: bool) -> bool:
+    def move_key(self, passes: Callable[[ComparableRow], bool], *, forwards: bool) -> bool:
         """Go to the first key from here on that passes, in a direction."""
         if self.forwards is not forwards or self.exact is not None:
             return False
@@ -71,7 +71,7 @@ class CursorModel:
             self._stand(self.at + (1 if forwards else -1))
         return True
 
-    def seek_key_exact(self, key: Row) -> bool | None:
+    def seek_key_exact(self, key: ComparableRow) -> bool | None:
         """Go to a key; None if the call is wrong."""
         if not self.forwards or (self.exact is None and self.is_moved) or (self.exact is not None and key < self.exact):
             return None
@@ -89,7 +89,7 @@ class CursorModel:
 
     # Values.
 
-    def move_val(self, passes: Callable[[Row], bool], *, forwards: bool) -> bool:
+    def move_val(self, passes: Callable[[ComparableRow], bool], *, forwards: bool) -> bool:
         """Go to the first value from here on that passes, in a direction."""
         if not self.key_valid or self.vals_forwards is not forwards:
             return False
@@ -118,11 +118,11 @@ def model_cursor(model: SpineModel, as_of: Time | None) -> CursorModel:
     if as_of is not None:
         found = [(row, [(as_of, count)]) for row, count in model.as_of(as_of)]
     else:
-        by_row: dict[Row, Times] = {}
+        by_row: dict[ComparableRow, TimedDiffs] = {}
         for (row, time), diff in model.updates.items():
             by_row.setdefault(row, []).append((time, diff))
         found = sorted((row, sorted(times)) for row, times in by_row.items())
-    keys: list[tuple[Row, list[tuple[Row, Times]]]] = []
+    keys: list[tuple[ComparableRow, list[tuple[ComparableRow, TimedDiffs]]]] = []
     for row, times in found:
         key, value = row[: model.depth], row[model.depth :]
         if not keys or keys[-1][0] != key:

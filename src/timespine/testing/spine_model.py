@@ -14,7 +14,7 @@ import pyarrow as pa
 from timespine.model.frontier import Frontier, advance_by
 from timespine.model.time import Time, less_equal
 
-Row = tuple[Any, ...]
+ComparableRow = tuple[Any, ...]
 """The values of a row in the order of the arrangement, each as `comparable` makes it."""
 
 
@@ -33,7 +33,7 @@ def comparable(value: object) -> tuple[Any, ...]:
     return (1, value)
 
 
-def model_rows(table: pa.Table, names: Sequence[str]) -> list[Row]:
+def model_rows(table: pa.Table, names: Sequence[str]) -> list[ComparableRow]:
     """Return the rows of a table by some columns. Instants become integers: Python knows no year 10000."""
     columns = [table.column(name) for name in names]
     plain = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in columns]
@@ -50,7 +50,7 @@ class SpineModel:
         """The number of columns that rows are arranged by."""
         self.time_names = tuple(time_names)
         """The columns of the time."""
-        self.updates: dict[tuple[Row, Time], int] = {}
+        self.updates: dict[tuple[ComparableRow, Time], int] = {}
         """The sum of the diffs of every row at every time, without zeros."""
 
     def copy(self) -> SpineModel:
@@ -72,24 +72,26 @@ class SpineModel:
         for (row, time), diff in before.items():
             self._add(row, advance_by(time, since), diff)
 
-    def as_of(self, time: Time) -> list[tuple[Row, int]]:
+    def as_of(self, time: Time) -> list[tuple[ComparableRow, int]]:
         """Return the rows as of a time in order, with their counts."""
-        counts: dict[Row, int] = {}
+        counts: dict[ComparableRow, int] = {}
         for (row, at), diff in self.updates.items():
             if less_equal(at, time):
                 counts[row] = counts.get(row, 0) + diff
         return sorted((row, count) for row, count in counts.items() if count)
 
-    def get(self, key: Row, time: Time) -> list[tuple[Row, int]]:
+    def get(self, key: ComparableRow, time: Time) -> list[tuple[ComparableRow, int]]:
         """Return the rows as of a time that begin with a key."""
         return [(row, count) for row, count in self.as_of(time) if row[: len(key)] == key]
 
-    def fetch(self, keys: Iterable[Row], time: Time) -> list[tuple[Row, int]]:
+    def fetch(self, keys: Iterable[ComparableRow], time: Time) -> list[tuple[ComparableRow, int]]:
         """Return the rows as of a time that begin with one of some keys of one length."""
         wanted = set(keys)
         return [(row, count) for row, count in self.as_of(time) if any(row[: len(key)] == key for key in wanted)]
 
-    def scan(self, lower: Row | None, upper: Row | None, time: Time, *, inclusive: bool) -> list[tuple[Row, int]]:
+    def scan(
+        self, lower: ComparableRow | None, upper: ComparableRow | None, time: Time, *, inclusive: bool
+    ) -> list[tuple[ComparableRow, int]]:
         """Return the rows as of a time from one key to before another, or through all that begin with it."""
         found = []
         for row, count in self.as_of(time):
@@ -99,11 +101,11 @@ class SpineModel:
                 found.append((row, count))
         return found
 
-    def keys(self, time: Time) -> list[Row]:
+    def keys(self, time: Time) -> list[ComparableRow]:
         """Return the keys that have rows as of a time, in order."""
         return sorted({row[: self.depth] for row, _ in self.as_of(time)})
 
-    def _add(self, row: Row, time: Time, diff: int) -> None:
+    def _add(self, row: ComparableRow, time: Time, diff: int) -> None:
         total = self.updates.get((row, time), 0) + diff
         if total:
             self.updates[(row, time)] = total

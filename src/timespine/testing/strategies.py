@@ -149,7 +149,7 @@ def merge_results(draw: DrawFn, spine: Spine) -> HollowBatch:
     return HollowBatch(desc, length, (Run((part,)),))
 
 
-Step = Callable[[DrawFn, Spine], Spine]
+SpineStep = Callable[[DrawFn, Spine], Spine]
 """One random change of a spine."""
 
 
@@ -178,7 +178,7 @@ def _roll_up_all(draw: DrawFn, spine: Spine) -> Spine:
     return spine.roll_up_all()
 
 
-STEPS: tuple[Step, ...] = (*[_insert] * 8, *[_apply] * 4, _downgrade, _downgrade, _exert, _refresh, _roll_up_all)
+STEPS: tuple[SpineStep, ...] = (*[_insert] * 8, *[_apply] * 4, _downgrade, _downgrade, _exert, _refresh, _roll_up_all)
 """The changes of a spine, each as often as it is listed."""
 
 

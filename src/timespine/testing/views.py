@@ -20,7 +20,7 @@ from timespine.views.plan.algebra import (
     InputScan,
     Join,
     Negate,
-    Plan,
+    PlanNode,
     Project,
     Restrict,
     SetOperation,
@@ -35,8 +35,8 @@ from timespine.views.plan.algebra import (
 from timespine.views.plan.delta import NEW, OLD, delta_rule, rebuild
 from timespine.views.plan.expressions import Expression, Literal, PlanColumn
 
-Row = tuple[Any, ...]
-Multiset = Counter[Row]
+ViewRow = tuple[Any, ...]
+Multiset = Counter[ViewRow]
 
 
 class Versions:
@@ -52,7 +52,7 @@ class Versions:
         self.columns = columns
         """The columns of the tables; None if every plan reads all of them, in order."""
 
-    def at(self, plan: Plan, version: str) -> Multiset:
+    def at(self, plan: PlanNode, version: str) -> Multiset:
         """Evaluate a plan over one version of the inputs."""
         if isinstance(plan, InputScan):
             rows = self.tables[version][plan.input]
@@ -65,7 +65,7 @@ class Versions:
             return got
         return self.evaluate(rebuild(plan, tuple(At(child, version) for child in children_of(plan))))
 
-    def evaluate(self, plan: Plan) -> Multiset:
+    def evaluate(self, plan: PlanNode) -> Multiset:
         """Evaluate a plan of rules: its leaves are versions and changes of other plans."""
         if isinstance(plan, At):
             return self.at(plan.node, plan.version)
@@ -81,7 +81,7 @@ def minus(one: Multiset, other: Multiset) -> Multiset:
     return Counter({row: one[row] - other[row] for row in {*one, *other} if one[row] != other[row]})
 
 
-def apply_node(plan: Plan, parts: list[Multiset]) -> Multiset:
+def apply_node(plan: PlanNode, parts: list[Multiset]) -> Multiset:
     """Apply one node to the relations of its children."""
     got: Multiset = Counter()
     if isinstance(plan, Filter):
@@ -127,16 +127,16 @@ SET_OPERATIONS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def _named(plan: Plan, row: Row) -> dict[str, Any]:
+def _named(plan: PlanNode, row: ViewRow) -> dict[str, Any]:
     return dict(zip(names_of(plan), row, strict=True))
 
 
-def _chosen(plan: Plan, row: Row, names: tuple[str, ...]) -> Row:
+def _chosen(plan: PlanNode, row: ViewRow, names: tuple[str, ...]) -> ViewRow:
     named = _named(plan, row)
     return tuple(named[name] for name in names)
 
 
-def _repeated(rows: Multiset) -> list[Row]:
+def _repeated(rows: Multiset) -> list[ViewRow]:
     assert all(count > 0 for count in rows.values()), "a relation has positive counts"
     return list(rows.elements())
 
@@ -162,7 +162,7 @@ def _join(plan: Join, left: Multiset, right: Multiset) -> Multiset:
 
 
 def _aggregate(plan: Aggregate, rows: Multiset) -> Multiset:
-    groups: dict[Row, list[tuple[dict[str, Any], int]]] = defaultdict(list)
+    groups: dict[ViewRow, list[tuple[dict[str, Any], int]]] = defaultdict(list)
     if not plan.keys:
         groups[()] = []
     for row, count in rows.items():
@@ -202,7 +202,7 @@ def _picked(function: str, pairs: list[tuple[Any, Any]]) -> Any:
 
 def _window(plan: WindowNode, rows: Multiset) -> Multiset:
     got: Multiset = Counter()
-    parts: dict[Row, list[Row]] = defaultdict(list)
+    parts: dict[ViewRow, list[ViewRow]] = defaultdict(list)
     for row in _repeated(rows):
         parts[_chosen(plan.child, row, tuple(column.name for column in plan.partition))].append(row)
     for members in parts.values():
@@ -212,7 +212,7 @@ def _window(plan: WindowNode, rows: Multiset) -> Multiset:
     return got
 
 
-def _window_values(plan: WindowNode, call: WindowCall, members: list[Row]) -> list[Any]:
+def _window_values(plan: WindowNode, call: WindowCall, members: list[ViewRow]) -> list[Any]:
     """Return the value of a window function for each row of a partition."""
     if not call.order:
         named = [(_named(plan.child, row), 1) for row in members]
@@ -232,7 +232,7 @@ def _window_values(plan: WindowNode, call: WindowCall, members: list[Row]) -> li
 
 
 def _in_order(
-    plan: WindowNode, call: WindowCall, members: list[Row], places: list[int], by_order: Callable[[Row], Any]
+    plan: WindowNode, call: WindowCall, members: list[ViewRow], places: list[int], by_order: Callable[[ViewRow], Any]
 ) -> list[Any]:
     """Return neighbours, and aggregates of the rows up to each row, or up to its peers."""
     values: list[Any] = [None] * len(members)
@@ -251,10 +251,10 @@ def _in_order(
     return values
 
 
-def sorting(plan: Plan, order: tuple[SortKey, ...], *, ties: bool = True) -> Callable[[Row], tuple[Any, ...]]:
+def sorting(plan: PlanNode, order: tuple[SortKey, ...], *, ties: bool = True) -> Callable[[ViewRow], tuple[Any, ...]]:
     """Return the key to sort rows by; columns that the order does not name break ties."""
 
-    def key(row: Row) -> tuple[Any, ...]:
+    def key(row: ViewRow) -> tuple[Any, ...]:
         named = _named(plan, row)
         parts: list[Any] = []
         for each in order:

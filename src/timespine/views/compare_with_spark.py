@@ -18,7 +18,7 @@ import pyarrow as pa
 from timespine.errors import UnsupportedView
 from timespine.spark.quoted_names import quoted
 from timespine.views.engine.lowering import WEIGHT
-from timespine.views.plan.algebra import Aggregate, AggregateCall, Plan, Project, Top, WindowNode, nodes_of
+from timespine.views.plan.algebra import Aggregate, AggregateCall, PlanNode, Project, Top, WindowNode, nodes_of
 from timespine.views.spark_engine.frames import consolidate_frame, negated, union_frames
 from timespine.views.spark_engine.scalar_text import spark_type
 
@@ -32,7 +32,7 @@ PAIRED_MAX = 100_000
 Near = Callable[[tuple[Any, ...], tuple[Any, ...]], bool]
 
 
-def check_build(name: str, plan: Plan | None, query: Any, view: Any, schema: pa.Schema) -> None:
+def check_build(name: str, plan: PlanNode | None, query: Any, view: Any, schema: pa.Schema) -> None:
     """Raise UnsupportedView if the rows of a first build are not what Spark answers."""
     if plan is not None and _leaves_ties(plan):
         names = _decided(plan, schema)
@@ -118,7 +118,7 @@ def _are_doubles(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return all((a is None) == (b is None) for a, b in zip(one, other, strict=True))
 
 
-def _sums_doubles(plan: Plan) -> bool:
+def _sums_doubles(plan: PlanNode) -> bool:
     """Return whether a plan adds doubles up, which Spark does in no fixed order."""
     calls = [call for node in nodes_of(plan) if isinstance(node, Aggregate) for _, call in node.calls]
     return any(
@@ -129,7 +129,7 @@ def _sums_doubles(plan: Plan) -> bool:
     )
 
 
-def _leaves_ties(plan: Plan) -> bool:
+def _leaves_ties(plan: PlanNode) -> bool:
     """Return whether the text leaves open which rows come first."""
     for node in nodes_of(plan):
         if isinstance(node, Top) and {each.column.name for each in node.order} < {each.name for each in node.columns}:
@@ -145,7 +145,7 @@ def _picks(call: AggregateCall) -> bool:
     return "_by" in call.function
 
 
-def _decided(plan: Plan, schema: pa.Schema) -> list[str]:
+def _decided(plan: PlanNode, schema: pa.Schema) -> list[str]:
     """Return the columns of a result that its order decides; the number of rows is always decided."""
     node, renamed = plan, {}
     while isinstance(node, Project):

@@ -33,11 +33,11 @@ from timespine.views.definition import (
     with_present_types,
 )
 from timespine.views.engine.accumulators import COUNT, Grouping
-from timespine.views.engine.evaluate import Evaluator, consolidate
+from timespine.views.engine.evaluate import Evaluator, consolidate_rows
 from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
 from timespine.views.engine.store_source import InputReader, StoreSource, stage_names
 from timespine.views.engine.touched_rows import TouchedInputs
-from timespine.views.plan.algebra import Aggregate, InputScan, Plan, nodes_of
+from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, nodes_of
 from timespine.views.plan.delta import NEW
 from timespine.views.plan.expressions import PlanColumn
 from timespine.views.registry import open_inputs
@@ -52,7 +52,7 @@ class Compiled:
 
     query: Query | None
     """The text; None if the view is a function of DataFrames."""
-    plan: Plan | None
+    plan: PlanNode | None
     """The plan; None if Spark computes the view."""
     named: list[tuple[str, PlanColumn]]
     """The columns of the result by name."""
@@ -144,7 +144,7 @@ def _types_of(compiled: Compiled) -> list[Any]:
     return [*((name, column.type) for name, column in compiled.named), *stages]
 
 
-def _plan(definition: ViewDefinition) -> tuple[Plan, list[tuple[str, PlanColumn]]]:
+def _plan(definition: ViewDefinition) -> tuple[PlanNode, list[tuple[str, PlanColumn]]]:
     inputs = {
         each.name: arrow_schema(each, {column.name: stored_type(column.type) for column in each.columns})
         for each in definition.inputs
@@ -152,7 +152,7 @@ def _plan(definition: ViewDefinition) -> tuple[Plan, list[tuple[str, PlanColumn]
     return plan_of(parse_query(definition.sql), inputs, SparkTypes(definition.types))
 
 
-def used_columns(plan: Plan) -> dict[str, set[str]]:
+def used_columns(plan: PlanNode) -> dict[str, set[str]]:
     """Return the columns of each input that a plan reads."""
     used: dict[str, set[str]] = {}
     for each in nodes_of(plan):
@@ -242,7 +242,7 @@ def compute_whole(compiled: Compiled, source: StoreSource) -> ViewDelta:
 def _named(compiled: Compiled, rows: pl.DataFrame) -> pl.DataFrame:
     """Give rows of the plan the names of the view."""
     made = [pl.col(column.name).alias(name) for name, column in compiled.named]
-    return consolidate(rows.select([*made, pl.col(WEIGHT)]))
+    return consolidate_rows(rows.select([*made, pl.col(WEIGHT)]))
 
 
 def stage_changes(grouping: Grouping, old: pl.DataFrame | None, new: pl.DataFrame | None) -> pl.DataFrame:
@@ -253,12 +253,12 @@ def stage_changes(grouping: Grouping, old: pl.DataFrame | None, new: pl.DataFram
         for part, weight in ((old, -1), (new, 1))
         if part is not None
     ]
-    return consolidate(pl.concat(parts)) if parts else pl.DataFrame(schema={WEIGHT: pl.Int64})
+    return consolidate_rows(pl.concat(parts)) if parts else pl.DataFrame(schema={WEIGHT: pl.Int64})
 
 
 def net_difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
     """Return the net difference of two relations with the same columns."""
-    return consolidate(pl.concat([new, old.select(new.columns).with_columns(-pl.col(WEIGHT))]))
+    return consolidate_rows(pl.concat([new, old.select(new.columns).with_columns(-pl.col(WEIGHT))]))
 
 
 def stored_rows(handle: CollectionHandle, time: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -288,7 +288,7 @@ def stage_schema(node: Aggregate) -> Schema:
 
 def check_unique(name: str, key: tuple[str, ...], before: pl.DataFrame, changed: pl.DataFrame) -> None:
     """Raise a UsageError if a key has several rows after a change; `before` has the rows of the changed keys."""
-    after = consolidate(pl.concat([before, changed.select(before.columns)]))
+    after = consolidate_rows(pl.concat([before, changed.select(before.columns)]))
     several = after.group_by(key).agg(pl.col(WEIGHT).sum()).filter(pl.col(WEIGHT) > 1)
     if len(several):
         raise repeated_key(name, key, len(several))

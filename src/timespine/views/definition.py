@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import CorruptionError, UsageError, VersionError
-from timespine.views.plan.algebra import Plan
+from timespine.views.plan.algebra import PlanNode
 
 VERSION = 1
 """The version of definitions that this code writes, and the newest that it reads."""
@@ -92,7 +92,7 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-def digest_of(plan: Plan) -> str:
+def digest_of(plan: PlanNode) -> str:
     """Return a digest of a plan: stages belong to the plan that they were made for."""
     return hashlib.sha256(f"{STAGES_VERSION} {plan!r}".encode()).hexdigest()[:32]
 

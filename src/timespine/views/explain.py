@@ -21,7 +21,7 @@ from timespine.views.plan.algebra import (
     Filter,
     InputScan,
     Join,
-    Plan,
+    PlanNode,
     Project,
     SetOperation,
     Top,
@@ -74,7 +74,7 @@ def explain_text(
     return "\n".join(lines)
 
 
-def _stages(plan: Plan, aggregates: list[Aggregate], keys: InputKeys) -> list[str]:
+def _stages(plan: PlanNode, aggregates: list[Aggregate], keys: InputKeys) -> list[str]:
     """Say how changes reach each stage, and from the last stages, or from inputs, the view."""
     lines = []
     numbers = {node: number for number, node in enumerate(aggregates, 1)}
@@ -96,15 +96,15 @@ def _stage_title(node: Aggregate, number: int) -> str:
     return f"stage {number} (hidden): group by {by}; keeps {kept}"
 
 
-def _input_of(leaf: Plan) -> str:
+def _input_of(leaf: PlanNode) -> str:
     return leaf.input if isinstance(leaf, InputScan) else "?"
 
 
-def _leaves(top: Plan, numbers: Mapping[Aggregate, int]) -> list[Plan]:
+def _leaves(top: PlanNode, numbers: Mapping[Aggregate, int]) -> list[PlanNode]:
     """Return the inputs and the stages right below a stage, or below the view, in order."""
-    found: dict[Plan, None] = {}
+    found: dict[PlanNode, None] = {}
 
-    def walk(node: Plan) -> None:
+    def walk(node: PlanNode) -> None:
         if isinstance(node, InputScan) or (node in numbers and node is not top):
             found[node] = None
             return
@@ -116,7 +116,7 @@ def _leaves(top: Plan, numbers: Mapping[Aggregate, int]) -> list[Plan]:
 
 
 def _way(
-    plan: Plan, leaf: Plan, keys: InputKeys, numbers: Mapping[Aggregate, int], *, is_top: bool = True
+    plan: PlanNode, leaf: PlanNode, keys: InputKeys, numbers: Mapping[Aggregate, int], *, is_top: bool = True
 ) -> list[str] | None:
     """Return the steps of changes of a leaf up to the top of a plan; None if it is not below."""
     if plan is leaf:
@@ -131,7 +131,7 @@ def _way(
     return None
 
 
-def _step(plan: Plan, child: Plan, keys: InputKeys, numbers: Mapping[Aggregate, int]) -> str:
+def _step(plan: PlanNode, child: PlanNode, keys: InputKeys, numbers: Mapping[Aggregate, int]) -> str:
     if isinstance(plan, Join):
         other = plan.right if child is plan.left else plan.left
         pairs = [(one, two) if child is plan.left else (two, one) for one, two in plan.keys]
@@ -148,14 +148,14 @@ def _step(plan: Plan, child: Plan, keys: InputKeys, numbers: Mapping[Aggregate, 
     return plan.kind if isinstance(plan, SetOperation) else ""
 
 
-def _relation(plan: Plan, numbers: Mapping[Aggregate, int]) -> str:
+def _relation(plan: PlanNode, numbers: Mapping[Aggregate, int]) -> str:
     """Name what a plan reads: inputs, and stages."""
     leaves = _leaves(plan, numbers) if plan not in numbers else [plan]
     named = [f"stage {numbers[each]}" if isinstance(each, Aggregate) else _input_of(each) for each in leaves]
     return ", ".join(dict.fromkeys(named))
 
 
-def _access(plan: Plan, names: list[str], keys: InputKeys) -> str:
+def _access(plan: PlanNode, names: list[str], keys: InputKeys) -> str:
     """Say how rows with certain values are found: by the key, by its first columns, or by a scan."""
     while isinstance(plan, Filter | Project):
         if isinstance(plan, Project):
@@ -180,7 +180,7 @@ def _access(plan: Plan, names: list[str], keys: InputKeys) -> str:
     return f" (scan of {count} column{'' if count == 1 else 's'})"
 
 
-def _recomputed(plan: Plan) -> list[str]:
+def _recomputed(plan: PlanNode) -> list[str]:
     """Say what an incremental view computes again from rows, of what a change touches."""
     found: dict[str, None] = {}
     for node in nodes_of(plan):

@@ -59,9 +59,11 @@ def test_transactions_are_answered_before_small_appends_are_staged_again(place, 
             return found
         return real(self)
 
-    notify = store._committer._line.notify
+    notify = store._committer._queue.notify
     monkeypatch.setattr(StagedAppends, "advance", advance)
-    monkeypatch.setattr(store._committer._line, "notify", lambda group: (answered.append(len(group)), notify(group))[1])
+    monkeypatch.setattr(
+        store._committer._queue, "notify", lambda group: (answered.append(len(group)), notify(group))[1]
+    )
     works = [lambda n=n: items.append([{"n": n}]) for n in range(1, 4)]
     done = together(gate, store, [*works, lambda: others.seal(50)])
     assert 1 in answered, "the seal"

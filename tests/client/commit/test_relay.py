@@ -134,7 +134,7 @@ def test_neighbours_of_a_stale_request_are_committed(pair):
     answer, requests, others = first._committer.relay._answer, [], []
     asks(second, lambda real, request: requests.append(request) or real(request))
     second["log"].append(row(0))
-    real = first._committer._line.offer
+    real = first._committer._queue.offer
 
     def offer(item, lead):
         """Queue an append of the first store while the stale request is staged."""
@@ -146,9 +146,9 @@ def test_neighbours_of_a_stale_request_are_committed(pair):
             return group[0].answer()
         return real(item, lead)
 
-    first._committer._line.offer = offer
+    first._committer._queue.offer = offer
     assert msgpack.decode(answer(requests[0]), type=AppendReply).outcome == "in doubt"
-    first._committer._line.offer = real
+    first._committer._queue.offer = real
     assert others[0] == (row(1),), "its own thread commits it"
     assert ids(first) == [0]
 

@@ -17,7 +17,7 @@ from timespine.location.bucket.consensus import BucketConsensus
 from timespine.location.bucket.effects import StoredObject
 from timespine.location.bucket.formats import (
     Base,
-    Index,
+    LogIndex,
     PackedEntry,
     PackStretch,
     WriteGroup,
@@ -42,7 +42,7 @@ from timespine.testing.conformance.consensus import fill
 ID = bytes(range(16))
 GROUP = WriteGroup(ID, (("a", None, b"x"), ("b", 3, b"")), (("c", 7),))
 STRETCH = PackStretch("pack/1", 4, 8, (25, 30))
-INDEX = Index(9, 77, {"a": (STRETCH, PackStretch("pack/2", 6, 8, (20,)))}, {"pack/1": 63, "pack/2": 28})
+INDEX = LogIndex(9, 77, {"a": (STRETCH, PackStretch("pack/2", 6, 8, (20,)))}, {"pack/1": 63, "pack/2": 28})
 BASE = Base(9, "index/9", 4)
 
 STORED: list[tuple[bytes, Callable[[bytes], object]]] = [
@@ -127,7 +127,7 @@ def test_an_index_that_no_checkpoint_makes_is_refused(
     logs: dict[str, tuple[PackStretch, ...]], packs: dict[str, int]
 ) -> None:
     with pytest.raises(CorruptionError):
-        decode_index("index/9", encode_index("index/9", Index(9, 77, logs, packs)))
+        decode_index("index/9", encode_index("index/9", LogIndex(9, 77, logs, packs)))
 
 
 @pytest.mark.parametrize("base", [Base(3, "index/3", 4), Base(3, "", 1), Base(0, "index/0", 0)])

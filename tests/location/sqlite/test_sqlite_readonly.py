@@ -75,7 +75,7 @@ def test_what_is_read_while_others_write_is_read_again(
     looked = sqlite_readonly.ReadOnlySqliteFile._at_rest
     others: list[Callable[[], None]] = []
 
-    def looking(file: sqlite_readonly.ReadOnlySqliteFile) -> sqlite_readonly.Rest | None:
+    def looking(file: sqlite_readonly.ReadOnlySqliteFile) -> sqlite_readonly.FileAtRest | None:
         rest = looked(file)
         if others:
             others.pop()()  # after the look, and before what is read

@@ -17,7 +17,7 @@ from timespine.errors import CorruptionError, Determinate, UsageError
 from timespine.location.object_store.bucket import RETRIES, Bucket
 from timespine.location.opening.store_location import parse_location
 from timespine.spark.options import Options
-from timespine.spark.stream.sink_progress import find_query
+from timespine.spark.sink_progress import find_query
 from timespine.spark.write.data_source_writer import stream_sink
 
 NUMBERED = StructType([StructField("id", LongType())])

@@ -12,8 +12,8 @@ from timespine.client.commit.group_commit import GroupCommitter
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate, Indeterminate, UsageError
 from timespine.spark import drop_sink, foreach_batch, foreach_batch_together
+from timespine.spark.sink_progress import SinkProgress
 from timespine.spark.stream.foreach_batch import ForeachBatchWriter
-from timespine.spark.stream.sink_progress import SinkProgress
 from timespine.spark.write import driver_or_tasks
 
 BOTH = pytest.mark.parametrize("small_rows", [10_000, 1], ids=["driver", "executors"])
@@ -102,7 +102,7 @@ def test_a_batch_that_comes_again_is_passed_over(store, spark, small_rows, monke
     write(frame, 0)
     foreach_batch_together(store, split, sink="shop")(frame, 0)
     # Also if nobody sees it before the commit.
-    monkeypatch.setattr("timespine.spark.stream.sink_progress.SinkProgress.is_in", lambda *_: False)
+    monkeypatch.setattr("timespine.spark.sink_progress.SinkProgress.is_in", lambda *_: False)
     write(frame, 0)
     assert histories(store) == before
     assert [done is None for _, done in told] == [False, True, True]

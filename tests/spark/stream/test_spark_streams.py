@@ -16,7 +16,7 @@ from timespine.errors import UsageError
 from timespine.spark import drop_hold, drop_sink, foreach_batch
 from timespine.spark.options import Options
 from timespine.spark.read.stream_reader import FeedReader
-from timespine.spark.stream.sink_progress import SinkProgress, find_query
+from timespine.spark.sink_progress import SinkProgress, find_query
 from timespine.spark.write.data_source_writer import stream_sink
 
 WAIT_S = 120

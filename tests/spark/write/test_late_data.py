@@ -182,7 +182,7 @@ def test_a_batch_that_comes_again_is_passed_over(events, spark, small_rows, monk
     write(frame, 0)
     assert events.history() == before
     # Also if the look before the commit does not see it: the commit does.
-    monkeypatch.setattr("timespine.spark.stream.sink_progress.SinkProgress.is_in", lambda *_: False)
+    monkeypatch.setattr("timespine.spark.sink_progress.SinkProgress.is_in", lambda *_: False)
     foreach_batch(events, sink="s", times="t", seal="max", late="move")(frame, 0)
     assert (events.history(), sealed(events), unsealed(events)) == (before, [1, 2], {})
 

@@ -21,13 +21,14 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.arrangement.batch.batch import Batch, Location
-from timespine.arrangement.batch.chunk import Chunk, Coordinates, Diffs
+from timespine.arrangement.batch.chunk import Chunk, Diffs
 from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.kernels.comparable_words import Probes
 from timespine.columnar.kernels.find_keys import WordIndex
 from timespine.columnar.kernels.row_words import fixed_view
 from timespine.columnar.parts.inline_part import read_message
 from timespine.columnar.parts.part_footer import hash_of
+from timespine.columnar.scan.visibility import Coordinates
 from timespine.core.encoding.envelope import EnvelopeKind, decode_payload, unwrap_payload, wrap_payload
 from timespine.errors import CorruptionError
 from timespine.location.folder.durable import PRIVATE_FILE, SPACE, no_space, open_regular

@@ -21,6 +21,7 @@ from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.comparable_words import Key, Probes, compare
 from timespine.columnar.kernels.find_keys import Located, WordIndex, locate
 from timespine.columnar.kernels.row_words import INTEGERS, Index, is_text, single
+from timespine.columnar.scan.visibility import Coordinates
 from timespine.columnar.schema.schema import DIFF
 from timespine.libraries import pc
 from timespine.model.time import Time
@@ -38,7 +39,6 @@ make one takes about what the searches for that many keys take."""
 _SLACK_BYTES = 1 << 12
 """Bytes of other rows that a column may keep alive, whatever its size."""
 
-Coordinates = tuple[NDArray[np.int64], ...]
 Diffs = NDArray[Any]
 """Diffs in the narrowest signed type that holds them."""
 

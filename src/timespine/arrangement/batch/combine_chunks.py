@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from timespine.arrangement.batch.chunk import CHUNK_ROWS, Chunk, Coordinates
+from timespine.arrangement.batch.chunk import CHUNK_ROWS, Chunk
 from timespine.arrangement.batch.layout import Layout
 from timespine.columnar.kernels.comparable_words import absolute_words
 from timespine.columnar.kernels.consolidate import RowOverflow, consolidate_words
 from timespine.columnar.kernels.row_words import Index
 from timespine.columnar.kernels.text_words import Words, shared_bytes
-from timespine.columnar.scan.visibility import advance_times
+from timespine.columnar.scan.visibility import Coordinates, advance_times
 from timespine.model.frontier import Frontier, advance_by
 from timespine.model.time import Time, less_equal
 
@@ -208,8 +208,8 @@ def advance(times: Coordinates | Time, since: Frontier) -> Coordinates | Time:
     if isinstance(times[0], int):
         moved = advance_by(times, since)
         return times if moved == times else moved
-    arrays = advance_times(list(times), since)
-    return times if all(a is b for a, b in zip(arrays, times, strict=True)) else tuple(arrays)
+    arrays = advance_times(times, since)
+    return times if all(a is b for a, b in zip(arrays, times, strict=True)) else arrays
 
 
 def _one_time(pieces: Sequence[Piece]) -> Time | None:

@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from timespine.arrangement.batch import chunk as chunks
 from timespine.arrangement.batch.batch import Batch
-from timespine.arrangement.batch.chunk import Chunk, Coordinates, cut_chunks
+from timespine.arrangement.batch.chunk import Chunk, cut_chunks
 from timespine.arrangement.batch.combine_chunks import SortedUpdates, advance, fold_times, piece_between
 from timespine.arrangement.batch.layout import Layout
 from timespine.arrangement.batch.walk_batches import Walk
 from timespine.arrangement.spine.retention_filters import RetentionFilters
+from timespine.columnar.scan.visibility import Coordinates
 from timespine.core.batch import wrap_int64
 from timespine.errors import CorruptionError
 from timespine.model.frontier import Frontier, advance_by

@@ -38,7 +38,7 @@ from timespine.errors import SinceError, UsageError
 from timespine.model.frontier import Frontier, check_arity_of
 from timespine.model.time import INT64_MAX, Time, check_time
 
-Filter = Where | Callable[[pa.Table], object]
+RowCondition = Where | Callable[[pa.Table], object]
 """A condition on rows, or a function of a table to a flag per row."""
 
 
@@ -118,12 +118,12 @@ class Spine:
             raise UsageError("since cannot be closed: no time would be readable")
         self._driver.swap(partial(level_transitions.advance_since, since=since))
 
-    def retain_keys(self, where: Filter) -> None:
+    def retain_keys(self, where: RowCondition) -> None:
         """Drop keys that a condition rejects, when they are merged. It must only ever reject more."""
         self._driver.retention = RetentionFilters(_filter(where), self._driver.retention.values)
 
     def retain_values(
-        self, where: Filter, *, last: int | None = None, top: int | None = None, bottom: int | None = None
+        self, where: RowCondition, *, last: int | None = None, top: int | None = None, bottom: int | None = None
     ) -> None:
         """Drop rows that a condition rejects, when they are merged. It must only ever reject more.
 
@@ -302,5 +302,5 @@ class Spine:
         self.close()
 
 
-def _filter(where: Filter) -> RowFilter:
+def _filter(where: RowCondition) -> RowFilter:
     return where if callable(where) and not isinstance(where, str) else as_predicate(where)

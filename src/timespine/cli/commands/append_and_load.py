@@ -13,13 +13,13 @@ from timespine.cli.input.parquet_row_counts import RowsPerFile
 from timespine.cli.input.read_rows import FileFormat, read_rows
 from timespine.cli.input.rereadable_input import STDIN
 from timespine.cli.options import (
-    ClusterColumns,
-    Name,
-    Output,
-    Replace,
-    Retain,
-    StorePath,
-    Timeline,
+    ClusterColumnsOption,
+    NameArgument,
+    OutputOption,
+    ReplaceOption,
+    RetainOption,
+    StorePathArgument,
+    TimelineChoice,
     TimelineOption,
     check_path,
     open_store_at,
@@ -33,18 +33,20 @@ from timespine.cli.output.row_writers import write_done
 from timespine.client.arguments.time_args import plain_frontier
 from timespine.errors import UsageError
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="A file, or - for standard input.", show_default=False)]
+FileArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="A file, or - for standard input.", show_default=False)
+]
 FormatOption = Annotated[
     FileFormat | None,
     typer.Option("--format", help="The format of the file, if its suffix is of none.", show_default=False),
 ]
-At = Annotated[
+AtOption = Annotated[
     str | None,
     typer.Option(
         "--at", metavar="TIME", help="The time of the rows; the default is the next free one.", show_default=False
     ),
 ]
-Upper = Annotated[
+UpperOption = Annotated[
     list[str] | None,
     typer.Option(
         "--upper",
@@ -53,7 +55,7 @@ Upper = Annotated[
         show_default=False,
     ),
 ]
-ExpectedUpper = Annotated[
+ExpectedUpperOption = Annotated[
     list[str] | None,
     typer.Option(
         "--expected-upper",
@@ -71,15 +73,15 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def append_verb(
-    store: StorePath,
-    name: Name,
-    file: File,
+    store: StorePathArgument,
+    name: NameArgument,
+    file: FileArgument,
     format: FormatOption = None,
-    at: At = None,
-    upper: Upper = None,
-    expected_upper: ExpectedUpper = None,
+    at: AtOption = None,
+    upper: UpperOption = None,
+    expected_upper: ExpectedUpperOption = None,
     upsert: Annotated[bool, typer.Option("--upsert", help="Replace the rows with the same keys, or add rows.")] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Add the rows of a CSV, JSON lines or Parquet file, all in one commit or none.
 
@@ -124,8 +126,8 @@ def append_verb(
 
 
 def load_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     path: Annotated[
         str,
         typer.Argument(metavar="PATH", help="A Parquet file, a folder of them, or a Delta table.", show_default=False),
@@ -134,11 +136,11 @@ def load_verb(
         list[str] | None,
         typer.Option("--key", metavar="NAME", help="A key column. May be repeated.", show_default=False),
     ] = None,
-    cluster: ClusterColumns = None,
-    timeline: TimelineOption = Timeline.clock,
-    retain: Retain = None,
-    replace: Replace = False,
-    output: Output = None,
+    cluster: ClusterColumnsOption = None,
+    timeline: TimelineOption = TimelineChoice.clock,
+    retain: RetainOption = None,
+    replace: ReplaceOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Create a collection from a Parquet or Delta table, in one commit.
 

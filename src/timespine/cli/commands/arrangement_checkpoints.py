@@ -10,22 +10,21 @@ import pyarrow as pa
 import typer
 
 import timespine as ts
-from timespine.cli.input.column_values import KeyValues, Null, to_values
+from timespine.cli.input.column_values import KeyValuesArgument, NullOption, to_values
 from timespine.cli.options import (
-    AsOf,
-    Columns,
-    Limit,
-    Multiplicity,
+    AsOfOption,
+    ColumnsOption,
+    LimitOption,
+    MultiplicityChoice,
     MultiplicityOption,
-    Output,
-    To,
+    OutputOption,
+    ToOption,
     check_path,
     parse_time_option,
     to_names,
 )
 from timespine.cli.output.destination import Destination, destination, for_document
-from timespine.cli.output.format_text import Columns as TextColumns
-from timespine.cli.output.format_text import fields, size, type_text
+from timespine.cli.output.format_text import Columns, fields, size, type_text
 from timespine.cli.output.row_writers import write_document, write_rows
 from timespine.client.api_for_engines import repeat_by_diff
 from timespine.client.arguments.time_args import parse_time, plain_frontier
@@ -35,10 +34,10 @@ from timespine.errors import UsageError
 if TYPE_CHECKING:
     from timespine.arrangement import ArrangementView, OpenedCheckpoint
 
-Folder = Annotated[
+FolderArgument = Annotated[
     str, typer.Argument(metavar="FOLDER", help="The folder of the checkpoints of an arrangement.", show_default=False)
 ]
-Low = Annotated[
+LowOption = Annotated[
     list[str] | None,
     typer.Option(
         "--low",
@@ -47,7 +46,7 @@ Low = Annotated[
         show_default=False,
     ),
 ]
-High = Annotated[
+HighOption = Annotated[
     list[str] | None,
     typer.Option(
         "--high",
@@ -75,9 +74,9 @@ def _opened(folder: str) -> Iterator[OpenedCheckpoint]:
 
 @arrangement_app.command("show")
 def show_verb(
-    folder: Folder,
+    folder: FolderArgument,
     verify: Annotated[bool, typer.Option("--verify", help="Compare all bytes with their hashes first.")] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Print what the newest checkpoint has: its frontiers, columns, levels and files.
 
@@ -115,20 +114,20 @@ def _shown(found: dict[str, Any]) -> str:
 def _table(rows: list[dict[str, Any]]) -> str:
     """Format rows of the same names as a table."""
     cells = [[type_text(each) if isinstance(each, tuple) else each for each in row.values()] for row in rows]
-    columns = TextColumns(list(rows[0]), cells, cut=False)
+    columns = Columns(list(rows[0]), cells, cut=False)
     return "".join(f"{line}\n" for line in (columns.head(), *map(columns.row, cells)))
 
 
 @arrangement_app.command("get")
 def get_verb(
-    folder: Folder,
-    key: KeyValues = None,
-    null: Null = None,
-    as_of: AsOf = None,
-    columns: Columns = None,
-    multiplicity: MultiplicityOption = Multiplicity.rows,
-    output: Output = None,
-    to: To = None,
+    folder: FolderArgument,
+    key: KeyValuesArgument = None,
+    null: NullOption = None,
+    as_of: AsOfOption = None,
+    columns: ColumnsOption = None,
+    multiplicity: MultiplicityOption = MultiplicityChoice.rows,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Print the rows of a key, or of all keys that begin with some columns, from the newest checkpoint.
 
@@ -149,15 +148,15 @@ def get_verb(
 
 @arrangement_app.command("scan")
 def scan_verb(
-    folder: Folder,
-    low: Low = None,
-    high: High = None,
-    as_of: AsOf = None,
-    columns: Columns = None,
-    limit: Limit = None,
-    multiplicity: MultiplicityOption = Multiplicity.rows,
-    output: Output = None,
-    to: To = None,
+    folder: FolderArgument,
+    low: LowOption = None,
+    high: HighOption = None,
+    as_of: AsOfOption = None,
+    columns: ColumnsOption = None,
+    limit: LimitOption = None,
+    multiplicity: MultiplicityOption = MultiplicityChoice.rows,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Print the rows of a range of keys in the order of the arranged columns, or all, from the newest checkpoint.
 
@@ -192,14 +191,14 @@ def _write(
     view: ArrangementView,
     tables: Iterable[pa.Table],
     columns: str | None,
-    multiplicity: Multiplicity,
+    multiplicity: MultiplicityChoice,
     limit: int | None = None,
 ) -> None:
     """Write rows with their counts, or as often as they count."""
     names = to_names(columns) or list(view.layout.schema.names)
     for name in names:
         view.layout.schema.field(name)
-    if multiplicity is Multiplicity.column:
+    if multiplicity is MultiplicityChoice.column:
         names = [*names, DIFF]
         repeated = iter(tables)
     else:

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from timespine.cli.options import (
-    ClusterColumns,
-    ForgetWithin,
-    Name,
-    Output,
-    Replace,
-    Retain,
-    StorePath,
-    Timeline,
+    ClusterColumnsOption,
+    ForgetWithinOption,
+    NameArgument,
+    OutputOption,
+    ReplaceOption,
+    RetainOption,
+    StorePathArgument,
+    TimelineChoice,
     TimelineOption,
-    To,
+    ToOption,
     check_path,
     open_store_at,
     to_types,
@@ -39,14 +39,14 @@ _LISTED = ("name", "since", "upper", "updates", "bytes", "batches", "state")
 _COSTS = ("write_amplification", "read_amplification", "space_amplification", "garbage_bytes", "log_bytes")
 _COMMITS = ("upper", "committed_ms", "operation", "rows", "bytes")
 
-NewName = Annotated[str, typer.Argument(metavar="NEW", help="The new name.", show_default=False)]
-KeyColumns = Annotated[
+NewNameArgument = Annotated[str, typer.Argument(metavar="NEW", help="The new name.", show_default=False)]
+KeyColumnsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--key", metavar="NAME:TYPE", help="A key column, such as id:int64. May be repeated.", show_default=False
     ),
 ]
-ValueColumns = Annotated[
+ValueColumnsOption = Annotated[
     list[str] | None,
     typer.Option("--value", metavar="NAME:TYPE", help="A value column. May be repeated.", show_default=False),
 ]
@@ -63,7 +63,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("drop")(drop_verb)
 
 
-def init_verb(store: StorePath, output: Output = None) -> None:
+def init_verb(store: StorePathArgument, output: OutputOption = None) -> None:
     """Create a store in a folder, or in a bucket. An existing one stays as it is.
 
     A new store in a bucket needs the address of its logs, in TIMESPINE_CONSENSUS. Credentials come from the variables
@@ -95,22 +95,22 @@ def _check_empty(store: str, root: Path) -> None:
 
 
 def create_verb(
-    store: StorePath,
-    name: Name,
-    key: KeyColumns = None,
-    value: ValueColumns = None,
-    cluster: ClusterColumns = None,
-    timeline: TimelineOption = Timeline.clock,
+    store: StorePathArgument,
+    name: NameArgument,
+    key: KeyColumnsOption = None,
+    value: ValueColumnsOption = None,
+    cluster: ClusterColumnsOption = None,
+    timeline: TimelineOption = TimelineChoice.clock,
     time_coordinates: Annotated[
         int, typer.Option("--time-coordinates", metavar="N", min=1, max=ARITY_MAX, help="Integers of a time.")
     ] = 1,
-    retain: Retain = None,
-    forget_within: ForgetWithin = None,
-    replace: Replace = False,
+    retain: RetainOption = None,
+    forget_within: ForgetWithinOption = None,
+    replace: ReplaceOption = False,
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Keep an existing collection with the same columns.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Create a collection. Without a key, all columns together identify a row.
 
@@ -144,12 +144,12 @@ def create_verb(
 
 
 def list_verb(
-    store: StorePath,
+    store: StorePathArgument,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also list costs: amplification, garbage, log.")
     ] = False,
-    output: Output = None,
-    to: To = None,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """List the collections of a store, each with its readable times and its size.
 
@@ -188,7 +188,9 @@ def _summarize(store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def describe_verb(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
+def describe_verb(
+    store: StorePathArgument, name: NameArgument, output: OutputOption = None, to: ToOption = None
+) -> None:
     """Describe a collection: its columns, its times, its retention and its size.
 
     \b
@@ -263,7 +265,9 @@ def _times(found: dict[str, Any]) -> str:
     return kind if found["coordinates"] == 1 else f"{kind}, {found['coordinates']} coordinates"
 
 
-def history_verb(store: StorePath, name: Name, output: Output = None, to: To = None) -> None:
+def history_verb(
+    store: StorePathArgument, name: NameArgument, output: OutputOption = None, to: ToOption = None
+) -> None:
     """List the commits in the history of a collection, oldest first.
 
     \b
@@ -286,7 +290,9 @@ def history_verb(store: StorePath, name: Name, output: Output = None, to: To = N
     write_table(where, _COMMITS, rows)
 
 
-def rename_verb(store: StorePath, name: Name, new: NewName, output: Output = None) -> None:
+def rename_verb(
+    store: StorePathArgument, name: NameArgument, new: NewNameArgument, output: OutputOption = None
+) -> None:
     """Give a collection another name.
 
     \b
@@ -300,12 +306,12 @@ def rename_verb(store: StorePath, name: Name, new: NewName, output: Output = Non
 
 
 def drop_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     force: Annotated[
         bool, typer.Option("--force", help="Drop it even if it has critical holds, and end those.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Drop a collection with all its history. The next `timespine maintain` deletes its files.
 

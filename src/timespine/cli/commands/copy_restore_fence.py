@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from timespine.cli.options import Output, StorePath, check_path, open_store_at, parse_time_option
+from timespine.cli.options import OutputOption, StorePathArgument, check_path, open_store_at, parse_time_option
 from timespine.cli.output.destination import for_document
 from timespine.cli.output.format_text import count_text, size
 from timespine.cli.output.progress import progress
@@ -19,13 +19,13 @@ from timespine.client.backup.restore_to_commit import RestorePoint, restore_stor
 from timespine.client.catalog.retention import duration as as_words
 from timespine.errors import UsageError, short_repr
 
-Target = Annotated[
+TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="TARGET", help="The place of the copy: a folder or a URL, as for a store.", show_default=False
     ),
 ]
-Consensus = Annotated[
+ConsensusOption = Annotated[
     str | None,
     typer.Option(
         "--consensus",
@@ -46,16 +46,16 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def copy_verb(
-    store: StorePath,
-    target: Target,
-    consensus: Consensus = None,
+    store: StorePathArgument,
+    target: TargetArgument,
+    consensus: ConsensusOption = None,
     full: Annotated[
         bool, typer.Option("--verify-full", help="Read every file of the copy back, and compare it with its hashes.")
     ] = False,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Take no leases on the store: it need not be writable.")
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Copy a store as of one moment; again to the same place, copy what is new: an incremental backup.
 
@@ -84,7 +84,7 @@ def copy_verb(
     )
 
 
-def promote_verb(store: StorePath, consensus: Consensus = None, output: Output = None) -> None:
+def promote_verb(store: StorePathArgument, consensus: ConsensusOption = None, output: OutputOption = None) -> None:
     """Make a copy a store of its own, which programs may write to. Later runs of copy refuse it.
 
     \b
@@ -98,7 +98,7 @@ def promote_verb(store: StorePath, consensus: Consensus = None, output: Output =
 
 
 def restore_verb(
-    store: StorePath,
+    store: StorePathArgument,
     to: Annotated[
         str,
         typer.Option(
@@ -112,7 +112,7 @@ def restore_verb(
         str | None,
         typer.Option("--into", metavar="TARGET", help="An empty place for the restored store.", show_default=False),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Restore a store to an earlier commit: in its place, or into another one.
 
@@ -149,7 +149,7 @@ def _point(text: str) -> RestorePoint:
     raise UsageError(f"{short_repr(text)} is not a moment: give a date and time with its zone: 2024-01-31T12:00:00Z")
 
 
-def fence_verb(store: StorePath, output: Output = None) -> None:
+def fence_verb(store: StorePathArgument, output: OutputOption = None) -> None:
     """Lock out every program that has a store open: its commits fail from now on, until it opens the store again.
 
     Run it after a failover, and after a restore by the means of a database or a bucket.
@@ -165,7 +165,7 @@ def fence_verb(store: StorePath, output: Output = None) -> None:
 
 
 def keep_deleted_verb(
-    store: StorePath,
+    store: StorePathArgument,
     duration: Annotated[
         str | None,
         typer.Option(
@@ -175,7 +175,7 @@ def keep_deleted_verb(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Set how long deleted data stay restorable: every commit of that time. Without --for, print the setting.
 

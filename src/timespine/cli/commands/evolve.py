@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from timespine.cli.input.value_codec import from_text
-from timespine.cli.options import Name, Output, StorePath, open_store_at, to_types
+from timespine.cli.options import NameArgument, OutputOption, StorePathArgument, open_store_at, to_types
 from timespine.cli.output.destination import for_document
 from timespine.cli.output.row_writers import write_done
 from timespine.columnar.schema.types import parse_type
@@ -24,8 +24,8 @@ def _repeatable_option(option: str, metavar: str, help: str) -> Any:
 
 
 def evolve_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     add: Annotated[
         list[str] | None, _repeatable_option("--add", "NAME:TYPE", "A new column, null in old rows.")
     ] = None,
@@ -49,7 +49,7 @@ def evolve_verb(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Change the columns of a collection. No row is rewritten: reads convert old rows to the new columns.
 

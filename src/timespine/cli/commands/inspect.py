@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from timespine.cli.options import Name, Output, StorePath, To, open_store_at
+from timespine.cli.options import NameArgument, OutputOption, StorePathArgument, ToOption, open_store_at
 from timespine.cli.output.destination import Destination, destination, for_document
 from timespine.cli.output.format_text import amplification_text, fields, size, type_text
 from timespine.cli.output.row_writers import write_document, write_table
@@ -63,15 +63,15 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def inspect_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     view: Annotated[InspectView, typer.Argument(metavar="VIEW", help="The view.")] = InspectView.state,
     key: Annotated[
         str | None,
         typer.Argument(metavar="KEY", help="With `part`: its key, or the end of it.", show_default=False),
     ] = None,
-    output: Output = None,
-    to: To = None,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Show how a collection is stored.
 

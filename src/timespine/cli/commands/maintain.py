@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from timespine.cli.error_report import CORRUPT, UNAVAILABLE
-from timespine.cli.options import Name, Output, StorePath, To, check_path, open_store_at
+from timespine.cli.options import NameArgument, OutputOption, StorePathArgument, ToOption, check_path, open_store_at
 from timespine.cli.output.destination import Destination, OutputFormat, destination, for_document
 from timespine.cli.output.format_text import count_text, fields, one_line, size
 from timespine.cli.output.progress import progress, spinner
@@ -22,10 +22,10 @@ from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.opening.open_store import accept_loss as accept_loss_of
 from timespine.client.store import Store
 
-AcceptLoss = Annotated[
+AcceptLossOption = Annotated[
     bool, typer.Option("--accept-loss", help="Accept that the log lost commits, and continue with the remaining ones.")
 ]
-Names = Annotated[
+NamesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME]...", help="The names of collections; the default is all.", show_default=False),
 ]
@@ -42,7 +42,7 @@ def add_commands(app: typer.Typer) -> None:
     app.command("metrics")(metrics_verb)
 
 
-def compact_verb(store: StorePath, name: Name, output: Output = None) -> None:
+def compact_verb(store: StorePathArgument, name: NameArgument, output: OutputOption = None) -> None:
     """Merge a collection into one run, for the fastest reads and the least space.
 
     \b
@@ -74,8 +74,8 @@ def compact_verb(store: StorePath, name: Name, output: Output = None) -> None:
 
 
 def maintain_verb(
-    store: StorePath,
-    names: Names = None,
+    store: StorePathArgument,
+    names: NamesArgument = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Also sweep the files of crashed writers.")] = False,
     spark: Annotated[
         bool, typer.Option("--spark", help="Merge millions of updates by jobs of Spark (needs timespine[spark]).")
@@ -84,7 +84,7 @@ def maintain_verb(
         float | None, typer.Option(metavar="SECONDS", min=0, help="Repeat with this pause until interrupted.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="With --every: the number of rounds.")] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Do all maintenance that is due: merges, retention, expired leases, garbage collection.
 
@@ -136,10 +136,10 @@ def _report(report: MaintenanceReport, where: Destination) -> None:
 
 
 def vacuum_verb(
-    store: StorePath,
+    store: StorePathArgument,
     delete: Annotated[bool, typer.Option("--delete", help="Delete the files instead of listing them.")] = False,
-    output: Output = None,
-    to: To = None,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """List the files of crashed writers that no collection refers to; delete them with --delete.
 
@@ -162,7 +162,7 @@ def vacuum_verb(
             write_document(where, asdict(found), lambda: "".join(f"{key}\n" for key in found.blobs) + summary)
 
 
-def metrics_verb(store: StorePath, output: Output = None, to: To = None) -> None:
+def metrics_verb(store: StorePathArgument, output: OutputOption = None, to: ToOption = None) -> None:
     """Print figures of a store: blobs and bytes of all its collections, and the counters of this process.
 
     \b
@@ -183,7 +183,11 @@ def metrics_verb(store: StorePath, output: Output = None, to: To = None) -> None
 
 
 def doctor_verb(
-    store: StorePath, names: Names = None, accept_loss: AcceptLoss = False, output: Output = None, to: To = None
+    store: StorePathArgument,
+    names: NamesArgument = None,
+    accept_loss: AcceptLossOption = False,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Check every byte of every file of a store against its checksum. Without --accept-loss, nothing is changed.
 

@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-from timespine.cli.options import Output
+from timespine.cli.options import OutputOption
 from timespine.cli.output.destination import for_document
 from timespine.cli.output.row_writers import write_done
 from timespine.errors import UsageError
 from timespine.location.opening.consensus_address import POSTGRESQL, parse_consensus, to_conninfo
 from timespine.location.opening.extras import needs
 
-Address = Annotated[
+AddressArgument = Annotated[
     str,
     typer.Argument(metavar="ADDRESS", help="The database: postgresql://user@host:port/database.", show_default=False),
 ]
-Writers = Annotated[
+WritersOption = Annotated[
     list[str] | None,
     typer.Option("--writer", metavar="ROLE", help="Let this role read and write logs. May be repeated."),
 ]
-Readers = Annotated[
+ReadersOption = Annotated[
     list[str] | None, typer.Option("--reader", metavar="ROLE", help="Let this role read logs. May be repeated.")
 ]
 
@@ -32,11 +32,11 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def migrate_verb(
-    address: Address,
-    writers: Writers = None,
-    readers: Readers = None,
+    address: AddressArgument,
+    writers: WritersOption = None,
+    readers: ReadersOption = None,
     print_sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and run none.")] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Create or upgrade the tables in PostgreSQL that hold the logs of stores in buckets.
 

@@ -10,11 +10,11 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from timespine.cli.commands.append_and_load import File, FormatOption
-from timespine.cli.input.column_values import KeyValues, Null, to_key, to_values
+from timespine.cli.commands.append_and_load import FileArgument, FormatOption
+from timespine.cli.input.column_values import KeyValuesArgument, NullOption, to_key, to_values
 from timespine.cli.input.read_rows import read_rows
 from timespine.cli.input.rereadable_input import STDIN
-from timespine.cli.options import Name, Output, StorePath, Where, check_path, open_store_at
+from timespine.cli.options import NameArgument, OutputOption, StorePathArgument, WhereOption, check_path, open_store_at
 from timespine.cli.output.destination import Destination, for_document
 from timespine.cli.output.format_text import count_text, type_text
 from timespine.cli.output.progress import spinner
@@ -25,7 +25,7 @@ from timespine.client.write_results import CommitResult
 from timespine.columnar.predicate.predicate import Constant
 from timespine.errors import UsageError
 
-All = Annotated[bool, typer.Option("--all", help="Take all rows of the collection.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Take all rows of the collection.")]
 
 
 class Matched(enum.StrEnum):
@@ -59,13 +59,13 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def delete_verb(
-    store: StorePath,
-    name: Name,
-    key: KeyValues = None,
-    null: Null = None,
-    where: Where = None,
-    all_rows: All = False,
-    output: Output = None,
+    store: StorePathArgument,
+    name: NameArgument,
+    key: KeyValuesArgument = None,
+    null: NullOption = None,
+    where: WhereOption = None,
+    all_rows: AllOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Delete the rows of a key, or those that a condition selects. History keeps them.
 
@@ -90,16 +90,16 @@ def delete_verb(
 
 
 def update_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     values: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="COLUMN=VALUE", help="A new value. May be repeated.", show_default=False),
     ] = None,
-    null: Null = None,
-    where: Where = None,
-    all_rows: All = False,
-    output: Output = None,
+    null: NullOption = None,
+    where: WhereOption = None,
+    all_rows: AllOption = False,
+    output: OutputOption = None,
 ) -> None:
     """Set values in the rows that a condition selects.
 
@@ -122,7 +122,12 @@ def update_verb(
 
 
 def replace_verb(
-    store: StorePath, name: Name, file: File, format: FormatOption = None, where: Where = None, output: Output = None
+    store: StorePathArgument,
+    name: NameArgument,
+    file: FileArgument,
+    format: FormatOption = None,
+    where: WhereOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Replace rows by those of a file, in one commit: all rows, or those that a condition selects.
 
@@ -135,9 +140,9 @@ def replace_verb(
 
 
 def merge_verb(
-    store: StorePath,
-    name: Name,
-    file: File,
+    store: StorePathArgument,
+    name: NameArgument,
+    file: FileArgument,
     format: FormatOption = None,
     matched: Annotated[
         Matched, typer.Option("--matched", help="The action for a key in both the collection and the file.")
@@ -149,7 +154,7 @@ def merge_verb(
         NotMatchedBySource,
         typer.Option("--not-matched-by-source", help="The action for a key that only the collection has."),
     ] = NotMatchedBySource.keep,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Merge the rows of a file into a collection by their keys, in one commit.
 

@@ -10,19 +10,19 @@ import msgspec
 import pyarrow as pa
 import typer
 
-from timespine.cli.input.column_values import KeyValues, Null, to_key, to_values
+from timespine.cli.input.column_values import KeyValuesArgument, NullOption, to_key, to_values
 from timespine.cli.options import (
-    AsOf,
-    Columns,
-    Limit,
-    Multiplicity,
+    AsOfOption,
+    ColumnsOption,
+    LimitOption,
+    MultiplicityChoice,
     MultiplicityOption,
-    Name,
-    Output,
-    StorePath,
-    To,
-    Wait,
-    Where,
+    NameArgument,
+    OutputOption,
+    StorePathArgument,
+    ToOption,
+    WaitOption,
+    WhereOption,
     open_store_at,
     parse_time_option,
     to_names,
@@ -36,9 +36,9 @@ from timespine.client.read.rows import Rows
 from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import UsageError
 
-Begin = Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the present rows.")]
+BeginOption = Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Begin with the present rows.")]
 
-Timeout = Annotated[
+TimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout",
@@ -60,16 +60,16 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def snapshot_verb(
-    store: StorePath,
-    name: Name,
-    as_of: AsOf = None,
-    columns: Columns = None,
-    where: Where = None,
-    limit: Limit = None,
-    multiplicity: MultiplicityOption = Multiplicity.rows,
-    wait: Wait = 0.0,
-    output: Output = None,
-    to: To = None,
+    store: StorePathArgument,
+    name: NameArgument,
+    as_of: AsOfOption = None,
+    columns: ColumnsOption = None,
+    where: WhereOption = None,
+    limit: LimitOption = None,
+    multiplicity: MultiplicityOption = MultiplicityChoice.rows,
+    wait: WaitOption = 0.0,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Print the rows of a collection as of a time; the default is the newest complete one.
 
@@ -87,12 +87,12 @@ def snapshot_verb(
             parse_time_option(as_of), columns=names, where=where, multiplicity=multiplicity.value, timeout=wait
         )
         # Without all columns, distinct rows can look equal.
-        _write(out, rows, limit, whole=multiplicity is Multiplicity.column and names is not None)
+        _write(out, rows, limit, whole=multiplicity is MultiplicityChoice.column and names is not None)
 
 
 def changes_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     after: Annotated[
         str | None,
         typer.Option(
@@ -116,12 +116,12 @@ def changes_verb(
             "update_postimage.",
         ),
     ] = False,
-    columns: Columns = None,
-    where: Where = None,
-    limit: Limit = None,
-    wait: Wait = 0.0,
-    output: Output = None,
-    to: To = None,
+    columns: ColumnsOption = None,
+    where: WhereOption = None,
+    limit: LimitOption = None,
+    wait: WaitOption = 0.0,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Print the exact net changes after one time and up to another.
 
@@ -141,10 +141,10 @@ def changes_verb(
 
 
 def lookup_verb(
-    store: StorePath,
-    name: Name,
-    key: KeyValues = None,
-    null: Null = None,
+    store: StorePathArgument,
+    name: NameArgument,
+    key: KeyValuesArgument = None,
+    null: NullOption = None,
     low: Annotated[
         list[str] | None,
         typer.Option(
@@ -160,11 +160,11 @@ def lookup_verb(
             "--high", metavar="COLUMN=VALUE", help="The highest key of the range. May be repeated.", show_default=False
         ),
     ] = None,
-    as_of: AsOf = None,
-    columns: Columns = None,
-    wait: Wait = 0.0,
-    output: Output = None,
-    to: To = None,
+    as_of: AsOfOption = None,
+    columns: ColumnsOption = None,
+    wait: WaitOption = 0.0,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Print the rows of a key, of all keys that begin with some columns, or of a range of keys.
 
@@ -196,14 +196,14 @@ def lookup_verb(
 
 
 def tail_verb(
-    store: StorePath,
-    name: Name,
-    as_of: AsOf = None,
-    columns: Columns = None,
-    where: Where = None,
-    snapshot: Begin = True,
-    timeout: Timeout = None,
-    output: Output = None,
+    store: StorePathArgument,
+    name: NameArgument,
+    as_of: AsOfOption = None,
+    columns: ColumnsOption = None,
+    where: WhereOption = None,
+    snapshot: BeginOption = True,
+    timeout: TimeoutOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Follow a collection: its rows as of a time, then every update as it becomes complete, until Ctrl-C.
 
@@ -229,13 +229,13 @@ def tail_verb(
 
 
 def listen_verb(
-    store: StorePath,
-    name: Name,
-    columns: Columns = None,
-    where: Where = None,
-    snapshot: Begin = True,
-    timeout: Timeout = None,
-    output: Output = None,
+    store: StorePathArgument,
+    name: NameArgument,
+    columns: ColumnsOption = None,
+    where: WhereOption = None,
+    snapshot: BeginOption = True,
+    timeout: TimeoutOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Print every commit of a collection as it happens, until Ctrl-C.
 

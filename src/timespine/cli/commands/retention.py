@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from timespine.cli.options import (
-    AsOf,
-    Name,
-    Output,
-    StorePath,
-    To,
+    AsOfOption,
+    NameArgument,
+    OutputOption,
+    StorePathArgument,
+    ToOption,
     open_store_at,
     parse_frontier_option,
     parse_time_option,
@@ -45,8 +45,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def expire_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     before: Annotated[
         list[str],
         typer.Option(
@@ -60,7 +60,7 @@ def expire_verb(
         bool,
         typer.Option("--ahead", help="Expire even if that time is not complete yet: no time is readable until it is."),
     ] = False,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Expire history before a time: earlier times of the collection are no longer readable. Its current rows stay.
 
@@ -86,7 +86,7 @@ def expire_verb(
 
 
 def retain_verb(
-    store: StorePath,
+    store: StorePathArgument,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -102,7 +102,7 @@ def retain_verb(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Set how long a collection keeps history, or all collections without a policy of their own.
 
@@ -135,15 +135,15 @@ def retain_verb(
 
 
 def hold_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     action: Annotated[
         Action, typer.Argument(metavar="ACTION", help="add, release-before, release or list.", show_default=False)
     ],
     title: Annotated[
         str | None, typer.Argument(metavar="HOLD", help="The name of the hold.", show_default=False)
     ] = None,
-    as_of: AsOf = None,
+    as_of: AsOfOption = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -153,8 +153,8 @@ def hold_verb(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
-    to: To = None,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Keep history readable from a time on, under a name, until a release. A hold never expires.
 

@@ -9,7 +9,15 @@ import msgspec
 import typer
 
 from timespine.cli.input.rereadable_input import RereadableInput
-from timespine.cli.options import Name, Output, Retain, StorePath, open_store_at, parse_time_option, to_names
+from timespine.cli.options import (
+    NameArgument,
+    OutputOption,
+    RetainOption,
+    StorePathArgument,
+    open_store_at,
+    parse_time_option,
+    to_names,
+)
 from timespine.cli.output.destination import OutputFormat, for_document
 from timespine.cli.output.format_text import fields
 from timespine.cli.output.row_writers import write_document, write_done
@@ -17,15 +25,15 @@ from timespine.client.arguments.argument_types import ViewPolicy, ViewTimes
 from timespine.client.lazy_views import load_views_module
 from timespine.errors import UsageError
 
-SqlFile = Annotated[
+SqlFileOption = Annotated[
     str | None, typer.Option("--sql", metavar="FILE", help="A file with the SELECT; - for standard input.")
 ]
-ViewNames = Annotated[
+ViewNamesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="NAME...", help="Views; all, if none is named.", show_default=False)
 ]
 
-Policy = Annotated[str, typer.Option("--policy", help="auto, incremental, incremental_strict or full.")]
-Times = Annotated[str, typer.Option("--times", help="refresh: exact at refresh points; every: at all times.")]
+PolicyOption = Annotated[str, typer.Option("--policy", help="auto, incremental, incremental_strict or full.")]
+TimesOption = Annotated[str, typer.Option("--times", help="refresh: exact at refresh points; every: at all times.")]
 
 view_app = typer.Typer(name="view", no_args_is_help=True, rich_markup_mode=None)
 
@@ -44,15 +52,15 @@ def _text(file: str | None) -> str:
 
 @view_app.command("create")
 def create_view_verb(
-    store: StorePath,
-    name: Name,
-    sql: SqlFile = None,
+    store: StorePathArgument,
+    name: NameArgument,
+    sql: SqlFileOption = None,
     key: Annotated[str | None, typer.Option("--key", metavar="A,B", help="Columns that identify a row.")] = None,
-    policy: Policy = "auto",
-    times: Times = "refresh",
+    policy: PolicyOption = "auto",
+    times: TimesOption = "refresh",
     replace: Annotated[bool, typer.Option("--replace", help="Take the name of another view.")] = False,
-    retain: Retain = None,
-    output: Output = None,
+    retain: RetainOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Create a view from a SELECT over collections, and compute it.
 
@@ -78,10 +86,10 @@ def create_view_verb(
 
 @view_app.command("refresh")
 def refresh_verb(
-    store: StorePath,
-    names: ViewNames = None,
+    store: StorePathArgument,
+    names: ViewNamesArgument = None,
     through: Annotated[str | None, typer.Option("--through", metavar="TIME", help="Up to this time.")] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Refresh views to one time of their inputs, by one commit.
 
@@ -108,14 +116,14 @@ def _refreshed_line(name: str, each: Any) -> str:
 
 @view_app.command("follow")
 def follow_verb(
-    store: StorePath,
-    names: ViewNames = None,
+    store: StorePathArgument,
+    names: ViewNamesArgument = None,
     every: Annotated[str, typer.Option("--every", metavar="DURATION", help="Refresh at most this often.")] = "1 s",
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="SECONDS", min=0, help="End after this time.", show_default=False),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Keep views fresh as times of their inputs become complete, until an interrupt.
 
@@ -143,12 +151,12 @@ def follow_verb(
 
 @view_app.command("explain")
 def explain_verb(
-    store: StorePath,
-    name: Name,
-    sql: SqlFile = None,
-    policy: Policy = "auto",
-    times: Times = "refresh",
-    output: Output = None,
+    store: StorePathArgument,
+    name: NameArgument,
+    sql: SqlFileOption = None,
+    policy: PolicyOption = "auto",
+    times: TimesOption = "refresh",
+    output: OutputOption = None,
 ) -> None:
     """Say how changes of the inputs reach a view, and why not, where they do not; with --sql, of one to create.
 
@@ -167,7 +175,7 @@ def explain_verb(
 
 
 @view_app.command("status")
-def status_verb(store: StorePath, name: Name, output: Output = None) -> None:
+def status_verb(store: StorePathArgument, name: NameArgument, output: OutputOption = None) -> None:
     """Say how far a view is behind its inputs, and what it keeps.
 
     \b
@@ -194,7 +202,7 @@ def _shown(value: Any) -> list[str]:
 
 
 @view_app.command("rebuild")
-def rebuild_verb(store: StorePath, name: Name, output: Output = None) -> None:
+def rebuild_verb(store: StorePathArgument, name: NameArgument, output: OutputOption = None) -> None:
     """Compute a view again, from its text and the columns that its inputs have now.
 
     \b
@@ -210,10 +218,10 @@ def rebuild_verb(store: StorePath, name: Name, output: Output = None) -> None:
 
 @view_app.command("verify")
 def verify_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     as_of: Annotated[str | None, typer.Option("--as-of", metavar="TIME", help="A refresh point.")] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Compute the query of a view whole, and compare; exit with 6 if they differ.
 
@@ -231,7 +239,7 @@ def verify_verb(
 
 
 @view_app.command("drop")
-def drop_view_verb(store: StorePath, name: Name, output: Output = None) -> None:
+def drop_view_verb(store: StorePathArgument, name: NameArgument, output: OutputOption = None) -> None:
     """Drop a view with its stages, and release its holds on the inputs.
 
     \b

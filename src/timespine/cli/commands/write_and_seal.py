@@ -8,17 +8,17 @@ from typing import Annotated
 
 import typer
 
-from timespine.cli.commands.append_and_load import File, FormatOption
+from timespine.cli.commands.append_and_load import FileArgument, FormatOption
 from timespine.cli.input.read_rows import read_rows
 from timespine.cli.input.rereadable_input import STDIN
 from timespine.cli.options import (
-    Columns,
-    Limit,
-    Name,
-    Output,
-    StorePath,
-    To,
-    Where,
+    ColumnsOption,
+    LimitOption,
+    NameArgument,
+    OutputOption,
+    StorePathArgument,
+    ToOption,
+    WhereOption,
     check_path,
     open_store_at,
     parse_frontier_option,
@@ -57,9 +57,9 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def write_verb(
-    store: StorePath,
-    name: Name,
-    file: File,
+    store: StorePathArgument,
+    name: NameArgument,
+    file: FileArgument,
     format: FormatOption = None,
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="The time of all rows.", show_default=False)
@@ -76,7 +76,7 @@ def write_verb(
     late: Annotated[
         Late, typer.Option("--late", help="Refuse late rows, drop them, or move them to a time that is not complete.")
     ] = Late.refuse,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Make the rows of a file durable ahead of the seal: at times that are not complete yet, in any order.
 
@@ -117,7 +117,7 @@ def write_verb(
 
 
 def seal_verb(
-    store: StorePath,
+    store: StorePathArgument,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="The names of the collections.", show_default=False)
     ],
@@ -133,7 +133,7 @@ def seal_verb(
     if_behind: Annotated[
         Behind, typer.Option("--if-behind", help="The action for a collection that is sealed further.")
     ] = Behind.error,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Seal collections: no more updates come before a time, in all of them or in none.
 
@@ -159,7 +159,7 @@ def seal_verb(
 
 
 def seal_idle_verb(
-    store: StorePath,
+    store: StorePathArgument,
     at: Annotated[
         str | None,
         typer.Option(
@@ -169,7 +169,7 @@ def seal_idle_verb(
             show_default=False,
         ),
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Seal all collections of the wall clock that are behind a time, so that idle ones are readable as of it.
 
@@ -194,8 +194,8 @@ def seal_idle_verb(
 
 
 def unsealed_verb(
-    store: StorePath,
-    name: Name,
+    store: StorePathArgument,
+    name: NameArgument,
     lower: Annotated[
         str | None,
         typer.Option("--from", metavar="TIME", help="Only updates at this time or after it.", show_default=False),
@@ -203,11 +203,11 @@ def unsealed_verb(
     upper: Annotated[
         str | None, typer.Option("--before", metavar="TIME", help="Only updates before this time.", show_default=False)
     ] = None,
-    columns: Columns = None,
-    where: Where = None,
-    limit: Limit = None,
-    output: Output = None,
-    to: To = None,
+    columns: ColumnsOption = None,
+    where: WhereOption = None,
+    limit: LimitOption = None,
+    output: OutputOption = None,
+    to: ToOption = None,
 ) -> None:
     """Print the unsealed updates of a collection, with _time and _diff.
 

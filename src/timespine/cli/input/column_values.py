@@ -12,11 +12,11 @@ from timespine.cli.input.value_codec import from_text
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import UsageError, short_repr
 
-KeyValues = Annotated[
+KeyValuesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="COLUMN=VALUE...", help="Values of key columns.", show_default=False),
 ]
-Null = Annotated[
+NullOption = Annotated[
     list[str] | None,
     typer.Option("--null", metavar="COLUMN", help="A column that is null. May be repeated.", show_default=False),
 ]

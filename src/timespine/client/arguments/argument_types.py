@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict
 
 import pyarrow as pa
@@ -69,6 +69,9 @@ ViewEngine = Literal["process", "spark"]
 
 Multiplicity = Literal["rows", "column"]
 """The form of rows that count more than once: repeated by their count, or once with a column of counts."""
+
+Progress = Callable[[int, int], None]
+"""A function to call with the bytes done so far, and the bytes in all."""
 
 
 class CreateOptions(TypedDict, total=False):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from timespine.client.arguments.argument_types import Progress
 from timespine.client.backup.store_cut import StoreCut
 from timespine.columnar.parts.part_reader import MissingBlob, open_part
 from timespine.columnar.schema.schema import decode_schema
@@ -23,9 +24,6 @@ THREADS = 16
 
 FLIGHT_BYTES = 256 << 20
 """Bytes of blobs in memory at once, or one blob."""
-
-Progress = Callable[[int, int], None]
-"""A function to call with the bytes done so far, and the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Literal
 
 import msgspec
 
-from timespine.client.backup.copy_blobs import Progress, copy_missing, reachable_blobs, verify_target
+from timespine.client.arguments.argument_types import Progress
+from timespine.client.backup.copy_blobs import copy_missing, reachable_blobs, verify_target
 from timespine.client.backup.copy_target import CopyTarget
 from timespine.client.backup.store_cut import StoreCut, newest_cut
 from timespine.client.catalog.catalog import Names

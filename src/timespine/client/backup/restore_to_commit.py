@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from timespine.client.backup.copy_blobs import NeededBlob, Progress, reachable_blobs
+from timespine.client.arguments.argument_types import Progress
+from timespine.client.backup.copy_blobs import NeededBlob, reachable_blobs
 from timespine.client.backup.copy_store import CopyResult, fill_target, identify, quiet_progress, store_epoch
 from timespine.client.backup.copy_target import CopyTarget
 from timespine.client.backup.fence_store import raise_epoch

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping
 
 from timespine.core.effects import CompareAndSet, Protocol, Scan, Sleep, Truncate
+from timespine.core.protocols.load_state import Entries
 from timespine.core.protocols.session import Session, pause_ms, retry, retry_determinate
 from timespine.core.state import Commit, State, new_state
 from timespine.core.transitions import AddSchema, apply
@@ -14,7 +15,6 @@ from timespine.errors import Indeterminate, Unavailable, UsageError
 LOG = "catalog"
 """The key of the log. No collection can have it: their ids end in a random part."""
 
-Entries = list[tuple[int, bytes]]
 MoreWrites = tuple[tuple[str, int | None, bytes], ...]
 
 

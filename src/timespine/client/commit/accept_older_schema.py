@@ -23,7 +23,7 @@ from timespine.core.transitions import Append, AppendNext, Command, CompareAndAp
 from timespine.errors import SchemaChanged
 from timespine.libraries import pc
 
-Offer = Callable[[CommandTransaction], Answers | Refused]
+OfferTransaction = Callable[[CommandTransaction], Answers | Refused]
 
 
 class SchemaCheck:
@@ -50,7 +50,9 @@ class SchemaCheck:
         return True
 
 
-def offer_checked(transaction: CommandTransaction, offer: Offer, newest: Callable[[str], State]) -> Answers | Refused:
+def offer_checked(
+    transaction: CommandTransaction, offer: OfferTransaction, newest: Callable[[str], State]
+) -> Answers | Refused:
     """Offer a transaction, and again after a change of the schema by which its rows lose no value.
 
     `newest` reads the newest state of a collection. Raise SchemaChanged if values would be lost.

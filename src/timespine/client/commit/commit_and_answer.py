@@ -10,10 +10,9 @@ from typing import Protocol
 
 from timespine.client.commit.frees_space import is_freeing
 from timespine.client.commit.leader_queue import CallReply
-from timespine.core.group import Answers, CommandTransaction, Refused
+from timespine.core.group import CommandTransaction
+from timespine.core.protocols.commit import Replies
 from timespine.errors import CorruptionError, NoSpace, UsageError, VersionError
-
-Replies = tuple[Answers | Refused, ...]
 
 
 class Offer(Protocol):

@@ -45,7 +45,7 @@ PAUSE_MAX_MS = 32
 CLAIM_WAITS = 8
 """Longest wait of a change for a turn, in terms of a turn. Then it is placed without one."""
 
-Place = Callable[[], CommandTransaction]
+MakeTransaction = Callable[[], CommandTransaction]
 """A function that makes the transaction for the states known at that moment."""
 
 
@@ -106,7 +106,7 @@ class TurnCommit:
         self._is_offered = False
         """Whether the change was offered in its turn, so that an error may mean that it is committed."""
 
-    def commit(self, losses: int, commit: Callable[[Place], Answers], place: Place) -> Answers:
+    def commit(self, losses: int, commit: Callable[[MakeTransaction], Answers], place: MakeTransaction) -> Answers:
         """Commit what `place` makes with `commit`, which calls it when no other thread of the process commits."""
         if losses < RETRY.quick_losses or not self._collections:
             return commit(place)
@@ -135,7 +135,7 @@ class TurnCommit:
             patience.pause()
         return False
 
-    def _claim_and_place(self, place: Place) -> CommandTransaction:
+    def _claim_and_place(self, place: MakeTransaction) -> CommandTransaction:
         """Claim the turn of all collections at once, and then make the transaction, which releases it."""
         if not self._writer:
             self._claim()

@@ -38,7 +38,7 @@ T = TypeVar("T")
 EffectValue: TypeAlias = Any
 """The result of an effect. Each class of effect says what it is."""
 
-Engine = Callable[[MergeRuns], Protocol[Output]]
+MergeFunction = Callable[[MergeRuns], Protocol[Output]]
 """A function that merges runs: a protocol, so that it may read and write blobs by effects of its own."""
 
 DELETES_AT_ONCE = 8
@@ -55,7 +55,7 @@ class Driver:
         self,
         blob: Blob,
         consensus: Consensus,
-        engine: Engine,
+        engine: MergeFunction,
         *,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from timespine.client.commit.accept_older_schema import SchemaCheck, offer_checked
-from timespine.client.commit.commit_and_answer import Offer, Replies, answer_group
-from timespine.client.commit.cross_process_turn import Patience
+from timespine.client.commit.commit_and_answer import Offer, answer_group
+from timespine.client.commit.cross_process_turn import MakeTransaction, Patience
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
 from timespine.client.commit.leader_queue import CallReply, LeaderQueue
@@ -24,6 +24,7 @@ from timespine.core.effects import Protocol
 from timespine.core.group import Answers, CommandTransaction, Origin, Refused
 from timespine.core.protocols.commit import (
     ExtraWrites,
+    Replies,
     SideLogMoved,
     commit_repeatable,
     commit_transactions,
@@ -56,7 +57,6 @@ from timespine.model.frontier import Frontier
 T = TypeVar("T")
 
 Reply = Answers | Refused
-MakeTransaction = Callable[[], CommandTransaction]
 
 ENTER_MAX = 1024
 """Most collections that one commit registers the process with."""
@@ -86,7 +86,7 @@ class GroupCommitter:
         self._turn = Lock("the committer of this process", TURN_S, is_reentrant=True)
         # Reentrant: placing a transaction may put rows, which may register a writer.
         self._pid = os.getpid()
-        self._line: LeaderQueue[CommandTransaction | QueuedAppend] = LeaderQueue()
+        self._queue: LeaderQueue[CommandTransaction | QueuedAppend] = LeaderQueue()
         self._entered: dict[tuple[str, str], str] = {}
         # By writer and collection, the committer that was registered with it. SUBTLE: by writer, so that a thread that
         # reads the session and then looks here sees both of one moment (test_group_commit.py).
@@ -156,12 +156,12 @@ class GroupCommitter:
         """
         self._check_collections([name for name, _ in transaction.commands])
         patience = patience or self.patience()
-        return patience.offer(transaction, lambda each: self._line.offer(each, self._lead))
+        return patience.offer(transaction, lambda each: self._queue.offer(each, self._lead))
 
     def offer_append(self, append: QueuedAppend, collection: str) -> CallReply:
         """Stage and commit an append together with the rest of the queue; return its reply, or raise its error."""
         self._check_collections([collection])
-        return self._line.offer(append, self._lead)
+        return self._queue.offer(append, self._lead)
 
     def _check_collections(self, collections: list[str]) -> None:
         """Raise a UsageError for a commit to collections that are not created yet."""
@@ -398,7 +398,7 @@ class GroupCommitter:
             self._commit_offers(offers)
             offers = appends = [each for each in appends if each.advance()]
             if appends:
-                self._line.notify([each for each in group if each.is_done])
+                self._queue.notify([each for each in group if each.is_done])
 
     def _commit_offers(self, offers: Sequence[Offer]) -> None:
         """Commit some transactions as one group, and give each its reply or its error."""

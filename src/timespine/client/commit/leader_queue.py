@@ -72,7 +72,7 @@ class PendingCall(QueueSlot, Generic[T]):
         return self.reply
 
 
-Answer = Callable[[list[PendingCall[T]]], None]
+AnswerCalls = Callable[[list[PendingCall[T]]], None]
 """A function that does some calls, and gives each its reply or its error."""
 
 
@@ -88,7 +88,7 @@ class LeaderQueue(Generic[T]):
         """Count the calls that no leader has begun."""
         return sum(not each.begun.locked() for each in self._standing(len(self._queue)))
 
-    def offer(self, item: T, answer: Answer[T]) -> CallReply:
+    def offer(self, item: T, answer: AnswerCalls[T]) -> CallReply:
         """Do a call together with the rest of the queue; return its reply, or raise its error."""
         waiting = PendingCall(item, sys._getframe())
         try:
@@ -135,7 +135,7 @@ class LeaderQueue(Generic[T]):
             return Determinate(f"nothing was done: another thread has worked for {WAIT_S:.0f} s; try again later")
         return Indeterminate(f"another thread has worked on this for {WAIT_S:.0f} s: it may have happened")
 
-    def _lead(self, waiting: PendingCall[T], answer: Answer[T]) -> None:
+    def _lead(self, waiting: PendingCall[T], answer: AnswerCalls[T]) -> None:
         """Do the calls of the queue; the first is that of the leader."""
         self._recover()
         if waiting.is_done:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from timespine.client.arguments.argument_types import Progress
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.store import Store
 from timespine.columnar.parts.inline_part import decode_inline
@@ -32,9 +33,6 @@ from timespine.ids import parse_blob_key
 
 ROLLUP = "s"
 """The prefix of the names of rollups."""
-
-Progress = Callable[[int, int], None]
-"""A function to call with the bytes read so far, and the known bytes in total."""
 
 
 class FindingKind(enum.StrEnum):
@@ -304,4 +302,4 @@ def _quiet(done: int, total: int) -> None:
     return None
 
 
-__all__ = ["Finding", "FindingKind", "HealthReport", "Progress", "examine"]
+__all__ = ["Finding", "FindingKind", "HealthReport", "examine"]

@@ -23,6 +23,7 @@ from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.columnar.parts.part_reader import MissingBlob
 from timespine.columnar.scan.row_count import count_within_bounds
 from timespine.core.maintenance_policy import run_rows
+from timespine.core.read_plan import REPLANS
 from timespine.core.state import State
 from timespine.errors import LeaseExpired, TimespineError, Unavailable
 
@@ -63,9 +64,6 @@ GAUGES = {
     "spine_compacting": "Batches of the spine that wait to be merged.",
     "spine_noncompact": "Batches of the spine with several runs, or none in order, that nothing asks to merge.",
 }
-
-REPLANS = 16
-"""Times that figures are taken from a newer state, because a merge replaced a part that had to be read."""
 
 BUCKETS = ("trace_blobs", "trace_blob_bytes", "unsealed_blobs", "unsealed_blob_bytes")
 

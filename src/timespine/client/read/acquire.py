@@ -32,7 +32,7 @@ from timespine.model.time import Time
 WAIT_S = 10.0
 """Seconds that a read waits for its time to become complete, unless the caller gives a timeout."""
 
-Hold = Callable[[State, Time | None], LeasedState]
+HoldState = Callable[[State, Time | None], LeasedState]
 """A function that leases a state from a time on, or from its since; it returns the state that has the lease."""
 
 
@@ -44,7 +44,7 @@ def acquire(
     *,
     after: TimeLike | None = None,
     unsealed: bool = False,
-    hold: Hold | None = None,
+    hold: HoldState | None = None,
     state: State | None = None,
 ) -> Iterator[tuple[LeasedState, Time | None]]:
     """Lease a state in which a time is complete, from that time on, or from `after` on; give both.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from timespine.client.arguments.time_args import TimeLike, unwrap_time
 from timespine.client.inner_handles import CollectionHandle
-from timespine.client.read.acquire import WAIT_S, Hold, acquire, check_multiplicity, read_plan, scan_request
+from timespine.client.read.acquire import WAIT_S, HoldState, acquire, check_multiplicity, read_plan, scan_request
 from timespine.client.read.change_set import Changes
 from timespine.client.read.rows import Snapshot, Updates
 from timespine.columnar.predicate.where import Where
@@ -29,7 +29,7 @@ class ReadOptions:
     """A condition that rows satisfy."""
     timeout: float | None = WAIT_S
     """Seconds to wait for a time to become complete; None: for ever."""
-    hold: Hold | None = None
+    hold: HoldState | None = None
     """The function that leases a state; None: a lease of this process."""
     state: State | None = None
     """The newest state, if the caller has just read it."""

@@ -25,7 +25,7 @@ from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.worker_slice import Slice, cut_slices
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.core.batch import Part, Run
-from timespine.core.read_plan import Plan, plan_changes, plan_snapshot
+from timespine.core.read_plan import REPLANS, Plan, plan_changes, plan_snapshot
 from timespine.errors import CorruptionError, HandleExpired, LeaseExpired, UsageError, short_repr
 from timespine.hints import Hint
 from timespine.libraries import pl
@@ -49,11 +49,8 @@ BATCH_ROWS = 65_536
 """Most rows of one record batch of a stream."""
 
 
-Scan = Callable[[Parts, Sequence[Run], ScanRequest, int], Iterator[pa.Table]]
+ScanFunction = Callable[[Parts, Sequence[Run], ScanRequest, int], Iterator[pa.Table]]
 """A function that reads runs."""
-
-REPLANS = 16
-"""Times that a read without a lease is planned, because a merge replaced the batches of its plan."""
 
 REPEATED_MAX = 1 << 31
 """Most rows that one table of a scan may become when each occurs as often as it counts. Streams have no limit."""
@@ -317,7 +314,7 @@ class Rows(OneProcess):
             return ()
         return (self._plan if self._request.keep_times else self._plan.summed()).runs
 
-    def _tables(self, memory_bytes: int, scan: Scan, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
+    def _tables(self, memory_bytes: int, scan: ScanFunction, limit: int | None = REPEATED_MAX) -> Iterator[pa.Table]:
         """Read, merge, and shape. Raise a UsageError if rows repeated by their counts exceed the limit."""
         if self._plan is None:
             return

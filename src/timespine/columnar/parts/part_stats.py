@@ -35,7 +35,7 @@ BOUND_BYTES_MAX = 4096
 
 Bound = Annotated[bytes, msgspec.Meta(max_length=BOUND_BYTES_MAX)]
 Coordinate = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
-Coordinates = Annotated[tuple[Coordinate, ...], msgspec.Meta(min_length=1, max_length=ARITY_MAX)]
+CoordinateValues = Annotated[tuple[Coordinate, ...], msgspec.Meta(min_length=1, max_length=ARITY_MAX)]
 
 Ends = tuple[bytes, bytes]
 """The first and the last row of a sorted table, encoded by the order of columns, as far as `ends_of` encodes them."""
@@ -64,9 +64,9 @@ class PartMeta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """At or before every row, encoded by the order of columns. None: unknown."""
     upper: Bound | None
     """At or after every row, encoded by the order of columns. None: unknown."""
-    min_time: Coordinates
+    min_time: CoordinateValues
     """The smallest value of each coordinate."""
-    max_time: Coordinates
+    max_time: CoordinateValues
     """The largest value of each coordinate."""
     min_diff: Int64
     """The smallest diff."""

@@ -22,7 +22,7 @@ _BYTE = 3
 _LONG_LIST = 15
 """The count in the head of a list from which on the count follows."""
 
-Field = tuple[int, int, int]
+ThriftField = tuple[int, int, int]
 """The type of a field, and where its value starts and stops."""
 
 
@@ -160,7 +160,7 @@ _INDEXES = {4: Offset.PAGE_INDEX, 5: Offset.PAGE_INDEX_BYTES, 6: Offset.COLUMN_I
 
 
 def _note(
-    places: list[StoredNumber], data: bytes, fields: dict[int, Field], wanted: dict[int, Offset], column: int
+    places: list[StoredNumber], data: bytes, fields: dict[int, ThriftField], wanted: dict[int, Offset], column: int
 ) -> None:
     """Add the places of some fields, as far as they are there. They are in the order of their numbers."""
     for id, what in wanted.items():
@@ -169,9 +169,9 @@ def _note(
             places.append(StoredNumber(start, stop, what, _number(data, start), column))
 
 
-def _fields(data: bytes, place: int) -> tuple[dict[int, Field], int]:
+def _fields(data: bytes, place: int) -> tuple[dict[int, ThriftField], int]:
     """Return the fields of a struct by their ids, and where the struct ends."""
-    found: dict[int, Field] = {}
+    found: dict[int, ThriftField] = {}
     id = 0
     while head := data[place]:
         place += 1

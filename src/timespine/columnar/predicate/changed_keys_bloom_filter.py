@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from timespine.columnar.kernels.text_words import Words
 from timespine.columnar.predicate.predicate import Predicate, Ranges, Types
 from timespine.columnar.schema.schema import Schema
 from timespine.libraries import pc
-
-Words = NDArray[np.uint64]
 
 BITS_PER_KEY = 12
 PROBES = 4

@@ -20,7 +20,7 @@ import pyarrow as pa
 from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels import key_encoding
 from timespine.columnar.parts.part_stats import Range
-from timespine.columnar.predicate.literal import Literal, literal_text, place_literal, polars_literal, polars_type
+from timespine.columnar.predicate.literal import LiteralValue, literal_text, place_literal, polars_literal, polars_type
 from timespine.columnar.predicate.predicate import Point, Possible, Predicate, Ranges, Types, product_of, type_of
 from timespine.errors import UsageError, short_repr
 from timespine.libraries import cs, pl
@@ -64,7 +64,7 @@ class ColumnCondition(Predicate):
     def _names(self) -> Iterator[str]:
         yield self.column
 
-    def _place(self, value: Literal, types: Types) -> Any:
+    def _place(self, value: LiteralValue, types: Types) -> Any:
         """Place a constant among the values of the column."""
         try:
             return place_literal(value, type_of(self.column, types))
@@ -109,7 +109,7 @@ class Compare(ColumnCondition):
 
     comparison: str
     """One of = != < <= > >=."""
-    value: Literal
+    value: LiteralValue
     _encoded: dict[pa.DataType, tuple[str, bytes] | bool] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -166,7 +166,7 @@ class Compare(ColumnCondition):
 class In(ColumnCondition):
     """A test of a column against a list of constants."""
 
-    values: tuple[Literal, ...]
+    values: tuple[LiteralValue, ...]
     _encoded: dict[pa.DataType, list[bytes]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

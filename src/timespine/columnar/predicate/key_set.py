@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row
-from timespine.columnar.parts.part_stats import Range
+from timespine.columnar.predicate.predicate import Ranges
 from timespine.errors import UsageError
 from timespine.libraries import pl
 
@@ -145,7 +145,7 @@ class KeySet:
             return None
         return self._frame.sort(self.names[0])
 
-    def may_match(self, ranges: dict[str, Range]) -> bool:
+    def may_match(self, ranges: Ranges) -> bool:
         """Return whether one of these keys may lie within bounds of the first key column."""
         known = ranges.get(self.names[0])
         if known is None or known.lower is None or known.upper is None or known.nulls != 0:

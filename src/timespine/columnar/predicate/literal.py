@@ -25,7 +25,7 @@ import pyarrow as pa
 from timespine.errors import UsageError, with_article
 from timespine.libraries import pl
 
-Literal = bool | int | float | decimal.Decimal | str | bytes | datetime.date | datetime.datetime
+LiteralValue = bool | int | float | decimal.Decimal | str | bytes | datetime.date | datetime.datetime
 """The types of constants. Null is none of them: `IS NULL` tests for it."""
 
 DIGITS_MAX = 80
@@ -54,7 +54,7 @@ class LiteralPlace(NamedTuple):
     """Whether the constant is a value of the type."""
 
 
-def check_literal(value: object) -> Literal:
+def check_literal(value: object) -> LiteralValue:
     """Return the canonical form of a constant (no -0.0, one NaN, instants in UTC); raise a UsageError if it is none."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -79,7 +79,7 @@ def check_literal(value: object) -> Literal:
     raise UsageError(f"a column cannot be compared with {with_article(type(value).__name__)}")
 
 
-def literal_text(value: Literal) -> str:
+def literal_text(value: LiteralValue) -> str:
     """Write the constant in the text of a predicate."""
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
@@ -101,7 +101,7 @@ def literal_text(value: Literal) -> str:
     return str(value)
 
 
-def parse_number(text: str) -> Literal:
+def parse_number(text: str) -> LiteralValue:
     """Parse a number as in SQL: with an exponent a double, with a point a decimal, else an integer."""
     if "e" in text or "E" in text:
         if math.isinf(float(text)):
@@ -112,7 +112,7 @@ def parse_number(text: str) -> Literal:
     return _check_number(decimal.Decimal(text) if "." in text else int(text))
 
 
-def parse_typed(word: str, text: str) -> Literal:
+def parse_typed(word: str, text: str) -> LiteralValue:
     """Parse a constant with its type before it: `DATE '2020-01-31'`, `TIMESTAMP '...'`, `DOUBLE 'NaN'`, `X'00ff'`."""
     try:
         if word == "DATE":
@@ -143,7 +143,7 @@ TYPED_WORDS = frozenset(_FORMS)
 """The words before the text of a constant."""
 
 
-def place_literal(value: Literal, type: pa.DataType) -> LiteralPlace:
+def place_literal(value: LiteralValue, type: pa.DataType) -> LiteralPlace:
     """Place the constant among the values of a type; raise a UsageError if it is of another kind."""
     placed = None
     if pa.types.is_boolean(type):
@@ -206,7 +206,7 @@ _POLARS: dict[pa.DataType, str] = {
 }
 
 
-def literal_kind(value: Literal) -> str:
+def literal_kind(value: LiteralValue) -> str:
     """Name the kind of a constant, for a message."""
     if isinstance(value, bool):
         return "truth value"

@@ -36,7 +36,7 @@ from timespine.columnar.predicate.comparisons import (
     IsNull,
     Like,
 )
-from timespine.columnar.predicate.literal import TYPED_WORDS, Literal, check_literal, parse_number, parse_typed
+from timespine.columnar.predicate.literal import TYPED_WORDS, LiteralValue, check_literal, parse_number, parse_typed
 from timespine.columnar.predicate.predicate import DEPTH_MAX, TERMS_MAX, Constant, Predicate, all_of, any_of
 from timespine.errors import UsageError, short_repr
 
@@ -83,7 +83,7 @@ def parse_predicate(text: str) -> Predicate:
     return _Parser(text).whole()
 
 
-def relate(left: Name | Literal, comparison: str, right: Name | Literal) -> Predicate:
+def relate(left: Name | LiteralValue, comparison: str, right: Name | LiteralValue) -> Predicate:
     """Make a comparison with the column on either side."""
     if isinstance(left, Name):
         if isinstance(right, Name):
@@ -170,13 +170,15 @@ class _Parser:
             found = Compare(left.name, "=", True)
         return ~found if negated else found
 
-    def _relate(self, start: _Token, left: Name | Literal, comparison: str, right: Name | Literal) -> Predicate:
+    def _relate(
+        self, start: _Token, left: Name | LiteralValue, comparison: str, right: Name | LiteralValue
+    ) -> Predicate:
         try:
             return relate(left, comparison, right)
         except UsageError as error:
             self._fail(str(error), start)
 
-    def _list(self) -> tuple[Literal, ...]:
+    def _list(self) -> tuple[LiteralValue, ...]:
         self._expect("(")
         values = [self._constant()]
         while self._take(","):
@@ -196,14 +198,14 @@ class _Parser:
         except UsageError as error:
             self._fail(str(error), start)
 
-    def _constant(self) -> Literal:
+    def _constant(self) -> LiteralValue:
         start = self._token
         value = self._side()
         if isinstance(value, Name):
             self._fail("expected a constant", start)
         return value
 
-    def _side(self) -> Name | Literal:
+    def _side(self) -> Name | LiteralValue:
         """Parse a column or a constant."""
         token = self._token
         if token.keyword == "NULL":
@@ -245,7 +247,7 @@ class _Parser:
             self._fail("expected a number after its sign", start)
         return sign + self._advance().text
 
-    def _read(self, start: _Token, read: Callable[[], Literal]) -> Literal:
+    def _read(self, start: _Token, read: Callable[[], LiteralValue]) -> LiteralValue:
         """Parse a constant; an error has the position of its first character."""
         try:
             return read()

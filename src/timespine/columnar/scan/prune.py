@@ -15,6 +15,7 @@ from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import PartMeta, Range, known_meta
 from timespine.columnar.parts.row_group_index import first_from
 from timespine.columnar.predicate.key_set import FEW, Integers
+from timespine.columnar.predicate.predicate import Ranges
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.schema.types import parse_type
@@ -22,9 +23,6 @@ from timespine.core.batch import Part
 
 FEW_SLICES = 8
 """Ranges of a row group that are cut out of it one by one, rather than picked row by row."""
-
-Ranges = dict[str, Range]
-"""What is known of columns, by their names in the wanted schema."""
 
 
 class Pruner:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from timespine.columnar.schema.schema import time_names
 from timespine.core.batch import Part
@@ -22,7 +23,7 @@ from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
-Coordinates = list["np.ndarray[tuple[int], np.dtype[np.int64]]"]
+Coordinates = tuple[NDArray[np.int64], ...]
 """The times of some updates: one array per coordinate."""
 
 
@@ -50,7 +51,7 @@ def is_seen_as_written(part: Part) -> bool:
 def apply_visibility(table: pa.Table, part: Part, window: Window, arity: int) -> pa.Table:
     """Return the updates that count, at the times they are seen at."""
     names = time_names(arity)
-    times: Coordinates = [_array(table, name) for name in names]
+    times: Coordinates = tuple(_array(table, name) for name in names)
     mask = None
     if part.lower is not None:
         mask = _at_or_after(part.lower, times)
@@ -85,10 +86,10 @@ def advance_times(times: Coordinates, since: Frontier) -> Coordinates:
     if since.is_closed:
         raise UsageError("times cannot be advanced to a closed frontier: no time would be readable")
     least = [min(element[index] for element in since.elements) for index in range(len(times))]
-    return [
+    return tuple(
         array if bound == 0 or (len(array) and array.min() >= bound) else np.maximum(array, bound)
         for array, bound in zip(times, least, strict=True)
-    ]
+    )
 
 
 def _array(table: pa.Table, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

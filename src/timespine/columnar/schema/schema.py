@@ -292,10 +292,10 @@ class Schema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
         return msgspec.structs.replace(self, fields=fields)
 
 
-Types = Mapping[str, TypeLike]
+ColumnTypes = Mapping[str, TypeLike]
 
 
-def define(key: Types | None, value: Types | None, cluster: Sequence[str] = (), arity: int = 1) -> Schema:
+def define(key: ColumnTypes | None, value: ColumnTypes | None, cluster: Sequence[str] = (), arity: int = 1) -> Schema:
     """Make a new schema: key columns, then value columns. Without a key, all columns together are the key."""
     for what, columns in (("key", key), ("value", value)):
         if columns is not None and not isinstance(columns, Mapping):

@@ -20,7 +20,8 @@ VERSION = 1
 """The version of the payloads that this code writes, and the newest that it reads, unless `NEWEST` names another."""
 
 ENTRY_BYTES_MAX = 64 << 20
-"""The largest entry of a log that this code writes or reads."""
+"""The largest entry of a log that this code writes or reads. `location.consensus` states it again: neither of the two
+layers may import the other. `tests/test_names.py` compares them."""
 
 STATE_BYTES_MAX = 1 << 30
 """The largest rollup that this code writes or reads."""

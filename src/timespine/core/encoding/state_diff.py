@@ -32,7 +32,7 @@ from timespine.core.state import (
     Status,
     Turn,
 )
-from timespine.core.totals import Place, increase, with_increase
+from timespine.core.totals import TotalsPosition, increase, with_increase
 from timespine.core.unsealed_index import UnsealedBatch, UnsealedIndex
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
@@ -90,7 +90,7 @@ class StateDiff(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """inline bytes"""
     status: Status | None = None
     unsealed_next: Count | None = None
-    o: dict[Place, Count] = {}
+    o: dict[TotalsPosition, Count] = {}
     """totals: the increase, by the place of the field"""
     g: tuple[Forgetting, ...] | None = None
     """expired history that may still be stored: the new record, or an empty tuple if there is none now"""

@@ -54,6 +54,7 @@ from timespine.errors import (
 )
 
 Replies = tuple[Answers | Refused, ...]
+"""The replies of a group: one per transaction, in order."""
 
 ExtraWrites = tuple[tuple[str, int | None, bytes], ...]
 """Entries of other logs that must appear together with a group: (key, the head they follow, bytes)."""

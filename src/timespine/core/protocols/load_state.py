@@ -12,6 +12,7 @@ from timespine.core.state import SEQNO_NOT_CREATED, Rollup, State, new_state
 from timespine.errors import CorruptionError, StoreFenced, Unavailable, UsageError
 
 Entries = list[tuple[int, bytes]]
+"""Entries of a log by their numbers, oldest first."""
 
 
 def create_or_find(

@@ -105,10 +105,10 @@ class AppendResult(msgspec.Struct, frozen=True):
     """Whether some of the batch was appended; if not, its blobs are orphaned."""
 
 
-AppendReply = Frontier | TimespineError
+UpperOrError = Frontier | TimespineError
 
 
-def compare_and_append(state: State, command: CompareAndAppend, now_ms: int) -> Commit[Frontier] | NoOp[AppendReply]:
+def compare_and_append(state: State, command: CompareAndAppend, now_ms: int) -> Commit[Frontier] | NoOp[UpperOrError]:
     """Append all batches or none."""
     expected, new_upper = command.expected_upper, command.new_upper
     refusal = _refuse(state, command)
@@ -170,7 +170,7 @@ def append_next(state: State, command: AppendNext, now_ms: int) -> Commit[Append
     return Commit(grown, AppendNextResult(time, new_upper))
 
 
-def advance_upper(state: State, command: AdvanceUpper, now_ms: int) -> Commit[Frontier] | NoOp[AppendReply]:
+def advance_upper(state: State, command: AdvanceUpper, now_ms: int) -> Commit[Frontier] | NoOp[UpperOrError]:
     """Append nothing, up to a new upper."""
     check_arity_of(command.upper, state.arity, "upper")
     if command.upper <= state.upper:

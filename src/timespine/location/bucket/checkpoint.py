@@ -24,7 +24,7 @@ from timespine.location.bucket.formats import (
     LOG_PREFIX,
     PACK_PREFIX,
     Base,
-    Index,
+    LogIndex,
     PackedEntry,
     PackStretch,
     begin_pack,
@@ -85,7 +85,7 @@ def checkpoint(replica: Replica) -> ObjectProtocol[bool]:
 
 def build_packs(
     logs: Logs, limits: CheckpointLimits, id: bytes
-) -> ObjectProtocol[tuple[dict[str, bytes], Index] | None]:
+) -> ObjectProtocol[tuple[dict[str, bytes], LogIndex] | None]:
     """Write the entries in memory into new packs, and those of packs that are small or mostly dead.
 
     Return the packs by name, and the index. None if a pack is gone: another process was faster.
@@ -121,7 +121,7 @@ def build_packs(
     made = {name: bytes(data) for name, data in objects.items()}
     sizes = logs.index_packs | {name: len(data) for name, data in made.items()}
     live = {stretch.pack for stretches in index.values() for stretch in stretches}
-    return made, Index(logs.slot, logs.checksum, index, {name: sizes[name] for name in sorted(live)})
+    return made, LogIndex(logs.slot, logs.checksum, index, {name: sizes[name] for name in sorted(live)})
 
 
 def _extend(runs: list[PackStretch | tuple[int, list[PackedEntry]]], seqno: int, entries: list[PackedEntry]) -> None:

@@ -42,9 +42,9 @@ LOG_PREFIX = "log/"
 INDEX_PREFIX = "index/"
 PACK_PREFIX = "pack/"
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Id = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
-Key = Annotated[str, msgspec.Meta(max_length=64)]
+NonNegativeInt64 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+CallId = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+LogKey = Annotated[str, msgspec.Meta(max_length=64)]
 
 T = TypeVar("T")
 
@@ -52,13 +52,13 @@ T = TypeVar("T")
 class WriteGroup(msgspec.Struct, frozen=True, array_like=True):
     """One compare-and-set, or one truncation, all or nothing."""
 
-    id: Id
+    id: CallId
     """The id of the call: the same in every slot that the call tries."""
-    writes: tuple[tuple[Key, Count | None, bytes], ...]
+    writes: tuple[tuple[LogKey, NonNegativeInt64 | None, bytes], ...]
     """Key, expected head and data of each write."""
-    cuts: tuple[tuple[Key, Count], ...] = ()
+    cuts: tuple[tuple[LogKey, NonNegativeInt64], ...] = ()
     """Keys and the number below which their entries are dropped."""
-    gone: tuple[tuple[Key, Count], ...] = ()
+    gone: tuple[tuple[LogKey, NonNegativeInt64], ...] = ()
     """Keys whose logs are removed, each with the head that it must have."""
 
     @property
@@ -85,9 +85,9 @@ class PackStretch(msgspec.Struct, frozen=True, array_like=True):
 
     pack: Annotated[str, msgspec.Meta(max_length=100)]
     """The name of the pack."""
-    seqno: Count
+    seqno: NonNegativeInt64
     """The number of the first entry."""
-    offset: Count
+    offset: NonNegativeInt64
     """Where the first entry begins in the pack."""
     lengths: Annotated[tuple[Annotated[int, msgspec.Meta(ge=FRAME)], ...], msgspec.Meta(min_length=1)]
     """The bytes of each entry, with its frame."""
@@ -104,33 +104,33 @@ class PackStretch(msgspec.Struct, frozen=True, array_like=True):
         return PackStretch(self.pack, start, offset, self.lengths[before : stop - self.seqno])
 
 
-class Index(msgspec.Struct, frozen=True, array_like=True):
+class LogIndex(msgspec.Struct, frozen=True, array_like=True):
     """All logs as of a slot."""
 
-    slot: Count
+    slot: NonNegativeInt64
     """The slot."""
-    checksum: Count
+    checksum: NonNegativeInt64
     """The checksum of that slot."""
     logs: dict[str, tuple[PackStretch, ...]]
     """Per key the stretches of its live entries, oldest first, without gaps."""
-    packs: dict[str, Count]
+    packs: dict[str, NonNegativeInt64]
     """The size of every pack that has a live entry."""
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """The one object that is replaced: where readers begin, and which slots are dead."""
 
-    slot: Count = 0
+    slot: NonNegativeInt64 = 0
     """The slot of the newest checkpoint; 0 before the first one."""
     index: Annotated[str, msgspec.Meta(max_length=100)] = ""
     """The name of its index; empty before the first one."""
-    dead: Count = 0
+    dead: NonNegativeInt64 = 0
     """Slots up to here are dead: they may be gone, and what is put there does not count."""
 
 
 _encoder = msgspec.msgpack.Encoder()
-_slot_decoder = msgspec.msgpack.Decoder(tuple[Count, Count, tuple[WriteGroup, ...]])
-_index_decoder = msgspec.msgpack.Decoder(Index)
+_slot_decoder = msgspec.msgpack.Decoder(tuple[NonNegativeInt64, NonNegativeInt64, tuple[WriteGroup, ...]])
+_index_decoder = msgspec.msgpack.Decoder(LogIndex)
 _base_decoder = msgspec.msgpack.Decoder(Base)
 
 
@@ -173,12 +173,12 @@ def checksum_of(data: bytes) -> int:
     return int.from_bytes(data[4:HEADER], "big")
 
 
-def encode_index(name: str, index: Index) -> bytes:
+def encode_index(name: str, index: LogIndex) -> bytes:
     """Encode the index of a checkpoint."""
     return _wrap(INDEX, name, _encoder.encode(index))
 
 
-def decode_index(name: str, data: bytes) -> Index:
+def decode_index(name: str, data: bytes) -> LogIndex:
     """Decode the index of a checkpoint."""
     index = _decode(_index_decoder, INDEX, name, data)
     for key, stretches in index.logs.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timespine.errors import CorruptionError
-from timespine.location.bucket.formats import Index, PackedEntry, PackStretch, SlotEntry, WriteGroup
+from timespine.location.bucket.formats import LogIndex, PackedEntry, PackStretch, SlotEntry, WriteGroup
 from timespine.location.consensus import EPOCH, differing_heads
 
 
@@ -52,7 +52,7 @@ class Log:
 class Logs:
     """All logs as of a slot."""
 
-    def __init__(self, index: Index | None = None) -> None:
+    def __init__(self, index: LogIndex | None = None) -> None:
         self.index_slot = 0 if index is None else index.slot
         """The slot of the index that these logs began with."""
         self.slot = self.index_slot
@@ -107,7 +107,7 @@ class Logs:
         self.tail.append(entry)
         return dropped
 
-    def after(self, index: Index) -> Logs:
+    def after(self, index: LogIndex) -> Logs:
         """Return the same logs beginning with a newer index: what it has in packs leaves memory."""
         logs = Logs(index)
         for entry in self.tail:

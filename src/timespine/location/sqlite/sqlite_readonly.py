@@ -38,14 +38,14 @@ LOOKS = 64
 SETTLED_S = 0.05
 """The age of a change, in seconds, from which on a second change shows in the time of the file: some clock ticks."""
 
-Rest = tuple[int, int, int]
+FileAtRest = tuple[int, int, int]
 """Inode, size and time of change of a file that no process has open for writing."""
 
 
 class ReadOnlySqliteFile(SqliteFile):
     """The file, for readers that leave no trace."""
 
-    _rest: Rest | None = None
+    _rest: FileAtRest | None = None
 
     def _prepare(self) -> None:
         if not os.path.exists(self.path):
@@ -72,7 +72,7 @@ class ReadOnlySqliteFile(SqliteFile):
                 return found
         raise Determinate(f"{self.path} was not read: writers opened and closed it {LOOKS} times meanwhile")
 
-    def _at_rest(self) -> Rest | None:
+    def _at_rest(self) -> FileAtRest | None:
         """Return what the file looks like if no process has it open for writing; None if one has."""
         deadline = time.monotonic() + SETTLED_S
         while True:

@@ -7,7 +7,7 @@ lease, also across processes. So a dashboard with a query every second registers
 
 from __future__ import annotations
 
-from timespine.client.api_for_engines import CollectionHandle, Hold, LeasedState, fresh_id, parse_duration_ms
+from timespine.client.api_for_engines import CollectionHandle, HoldState, LeasedState, fresh_id, parse_duration_ms
 from timespine.core.state import State
 from timespine.core.transitions import ExpireReader, RegisterReader
 from timespine.model.frontier import Frontier
@@ -23,7 +23,7 @@ READER = "rs"
 """The prefix of the ids of these leases, which no other reader has."""
 
 
-def lease_for_term(handle: CollectionHandle, term: str | None = None, *, all_history: bool = False) -> Hold:
+def lease_for_term(handle: CollectionHandle, term: str | None = None, *, all_history: bool = False) -> HoldState:
     """Make a function that leases states for a term: with history from the time of the read, or from their since."""
     term_ms = parse_duration_ms(term or TERM)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from timespine.client.api_for_engines import (
     Changes,
     CollectionHandle,
-    Hold,
+    HoldState,
     ReadOptions,
     Rows,
     Updates,
@@ -120,7 +120,7 @@ def plan_slices(
 
 
 def rows_of(
-    handle: CollectionHandle, options: Options, columns: list[str] | None, hold: Hold, state: State | None = None
+    handle: CollectionHandle, options: Options, columns: list[str] | None, hold: HoldState, state: State | None = None
 ) -> Rows:
     """Plan the rows that the options ask for on the newest state, which `hold` leases."""
     asked = ReadOptions(columns, options.text("where"), hold=hold, state=state)

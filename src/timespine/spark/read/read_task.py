@@ -18,9 +18,7 @@ from timespine.libraries import pc
 from timespine.spark.blob_location import BlobLocation
 from timespine.spark.change_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, DELETE, INSERT, PREIMAGE
 from timespine.spark.hide_tracebacks import plain_errors
-from timespine.spark.type_mapping import to_spark_schema, to_spark_table
-
-Batches = Iterator[pa.RecordBatch]
+from timespine.spark.type_mapping import Batches, to_spark_schema, to_spark_table
 
 ROWS = "rows"
 """Each row, repeated by its count."""

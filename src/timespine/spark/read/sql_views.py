@@ -27,6 +27,7 @@ from timespine.client.store import Store
 from timespine.columnar.scan.worker_slice import Slice, read_slice_rows
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UnknownCollection, UsageError
+from timespine.model.time import INT64_MAX
 from timespine.spark.blob_location import BlobLocation, blob_location_of
 from timespine.spark.quoted_names import free_name, quoted
 from timespine.spark.read.fixed_term_leases import lease_for_term
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 CHANGES = "timespine_changes"
 CHANGES_DDL = "row string, _diff bigint, _commit_version bigint"
-FOR_EVER = (1 << 63) - 1
-"""The upper of a closed collection."""
+UPPER_WHEN_CLOSED = INT64_MAX
+"""The upper of a closed collection, as a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def _views(collection: Collection, view: str, spark: SparkSession) -> None:
 
 def _ends(collection: Collection) -> tuple[int, int]:
     state = handle_of(collection).state()
-    return state.since.time, state.upper.time if state.upper.elements else FOR_EVER
+    return state.since.time, state.upper.time if state.upper.elements else UPPER_WHEN_CLOSED
 
 
 def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, int] | None) -> str:
@@ -134,7 +135,7 @@ def as_of_function(view: str, updates: StructType, width: int, ends: tuple[int, 
     t, count, i = (free_name(each, names) for each in ("t", "_count", "_i"))
     asked = f"{_refuse_times(t, since, upper)} ELSE _time <= {t} END"
     # The second branch checks the time where there are no updates to check it with.
-    at_all = _refuse_times(t, *map(str, ends)) if ends is not None else _refuse_times(t, "0", str(FOR_EVER))
+    at_all = _refuse_times(t, *map(str, ends)) if ends is not None else _refuse_times(t, "0", str(UPPER_WHEN_CLOSED))
     return f"""CREATE OR REPLACE TEMPORARY FUNCTION {quoted(f"{view}_asof")}({t} BIGINT) RETURNS TABLE ({types}) RETURN
         SELECT {columns} FROM (
             SELECT {columns}, SUM({DIFF}) AS {count} FROM {quoted(f"{view}_updates")} WHERE {asked} GROUP BY {columns})
@@ -159,7 +160,7 @@ def _lease_newest(collection: Collection) -> KnownCollection | None:
     slices = slices_of(rows, 1)
     if not slices or rows.since is None or rows.upper is None:
         return None
-    upper = rows.upper.time if rows.upper.elements else FOR_EVER
+    upper = rows.upper.time if rows.upper.elements else UPPER_WHEN_CLOSED
     return KnownCollection(blob_location_of(handle), slices[0].encode(), rows.since.time, upper)
 
 

@@ -41,7 +41,7 @@ from timespine.spark.read.read_plan import columns_to_read, plan_slices
 from timespine.spark.read.read_task import read_partition
 from timespine.spark.store_cache import collection_of
 
-Offset = dict[str, Any]
+FeedOffset = dict[str, Any]
 
 NOTHING = -1
 """The time before all others: the first batch after it is a whole snapshot."""
@@ -65,7 +65,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _collection(self) -> Collection:
         return collection_of(self._options.target)
 
-    def _open_followed(self, offset: Offset) -> Collection:
+    def _open_followed(self, offset: FeedOffset) -> Collection:
         """Open the collection, and check that it has the id in an offset. (Old offsets have none.)"""
         collection = self._collection
         before = offset.get("collection", collection.id)
@@ -78,7 +78,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return collection
 
     @raises_plain_errors
-    def initialOffset(self) -> Offset:
+    def initialOffset(self) -> FeedOffset:
         """Give the start of a new query and the name of its hold. Spark calls it repeatedly, so it registers none."""
         collection = self._collection
         handle = handle_of(collection)
@@ -105,7 +105,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
 
     @raises_plain_errors
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+    def latestOffset(self, start: FeedOffset, limit: ReadLimit) -> FeedOffset:
         """Give the end of the next batch. Spark calls this many times a second; it reads the head of one log."""
         collection = self._open_followed(start)
         state = handle_of(collection).state()
@@ -139,7 +139,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = _newest(handle_of(self._collection).state())
 
     @raises_plain_errors
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+    def partitions(self, start: FeedOffset, end: FeedOffset) -> Sequence[InputPartition]:
         after, until = _after(start), _after(end)
         if until <= after:
             return []
@@ -152,7 +152,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         made = plan_slices(changes, self._options.number("partitions"), self._promised, is_feed=self._options.is_feed)
         return [InputPartition((made.reading, data)) for data in made.slices]
 
-    def _take_hold(self, end: Offset, since: int) -> None:
+    def _take_hold(self, end: FeedOffset, since: int) -> None:
         """Register the hold in the first batch, and find it again in all others.
 
         SUBTLE: use the hold that the end names, which is in the checkpoint. Spark asks for the initial offset more than
@@ -167,7 +167,7 @@ class FeedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition)
 
     @raises_plain_errors
-    def commit(self, end: Offset) -> None:
+    def commit(self, end: FeedOffset) -> None:
         """End the lease of a finished batch, and release the history before its end."""
         until = _after(end)
         collection = self._open_followed(end)
@@ -193,7 +193,7 @@ def drop_stream_hold(handle: CollectionHandle, name: str) -> bool:
     return True
 
 
-def _after(offset: Offset) -> int:
+def _after(offset: FeedOffset) -> int:
     after = offset.get("after")
     if type(after) is not int or after < NOTHING:
         raise UsageError(
@@ -202,7 +202,7 @@ def _after(offset: Offset) -> int:
     return after
 
 
-def _hold(handle: CollectionHandle, offset: Offset) -> CriticalHold:
+def _hold(handle: CollectionHandle, offset: FeedOffset) -> CriticalHold:
     return CriticalHold(handle, str(offset.get("hold")), str(offset.get("token")), Frontier.minimum(1))
 
 

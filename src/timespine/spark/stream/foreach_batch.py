@@ -29,15 +29,15 @@ from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
 from timespine.spark.hide_tracebacks import puts_message_first
 from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
+from timespine.spark.sink_progress import SinkProgress
 from timespine.spark.store_cache import address_of, collection_of
-from timespine.spark.stream.sink_progress import SinkProgress
 from timespine.spark.write.write_frame import WRITE, FrameWrite, frame_steps
 from timespine.spark.write.write_unsealed import unsealed_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Outcome = dict[str, CommitResult | WriteResult]
+BatchResults = dict[str, CommitResult | WriteResult]
 """The results of a batch by the names of collections."""
 
 
@@ -101,7 +101,7 @@ class Route(Protocol):
     def find(self, name: str) -> Collection | None:
         """Open a collection that got rows of an earlier batch; None if it was dropped."""
 
-    def outcome(self, results: Outcome | None) -> Any:
+    def outcome(self, results: BatchResults | None) -> Any:
         """Make the result of a batch for `done`; None if it was committed before, or was empty."""
 
 
@@ -119,7 +119,7 @@ class OneCollection:
     def find(self, name: str) -> Collection | None:
         return self.collection
 
-    def outcome(self, results: Outcome | None) -> CommitResult | WriteResult | None:
+    def outcome(self, results: BatchResults | None) -> CommitResult | WriteResult | None:
         return None if results is None else results.get(self.collection.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,7 +165,9 @@ class ForeachBatchWriter:
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_beside_server, (self.route, self.sink, self.done, self.first_batch, self.route.call)
 
-    def _write(self, pieces: list[CollectionBatch], sink: SinkProgress, batch: int, run: str | None) -> Outcome | None:
+    def _write(
+        self, pieces: list[CollectionBatch], sink: SinkProgress, batch: int, run: str | None
+    ) -> BatchResults | None:
         """Commit all pieces, unless the batch was committed before; give their results, None if there are none."""
         written = [piece.collection for piece in pieces]
         for collection in written:
@@ -193,7 +195,7 @@ def _open_beside_server(route: Route, sink: str | None, done: Any, first: int | 
     return ForeachBatchWriter(route, sink, done, first, run=f"process {os.getpid()}")
 
 
-def _commit(pieces: list[CollectionBatch], noting: list[CollectionHandle], note: Command) -> Outcome | None:
+def _commit(pieces: list[CollectionBatch], noting: list[CollectionHandle], note: Command) -> BatchResults | None:
     """Commit all pieces and the number of the batch as one transaction; give the results, None if there are no rows."""
     steps: list[Step] = []
     places: dict[str, int] = {}

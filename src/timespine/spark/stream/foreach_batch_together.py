@@ -15,7 +15,7 @@ from timespine.errors import UsageError, short_repr
 from timespine.spark.blob_location import blob_location_of
 from timespine.spark.options import APPEND, DELETE, UPSERT, CollectionAddress
 from timespine.spark.store_cache import address_of, store_of
-from timespine.spark.stream.foreach_batch import CollectionBatch, ForeachBatchWriter, Outcome
+from timespine.spark.stream.foreach_batch import BatchResults, CollectionBatch, ForeachBatchWriter
 from timespine.spark.write.driver_or_tasks import evaluate_once
 from timespine.spark.write.write_frame import WRITE, FrameWrite
 from timespine.spark.write.write_unsealed import unsealed_options
@@ -35,7 +35,7 @@ def foreach_batch_together(
     split: Split,
     *,
     sink: str | None = None,
-    done: Callable[[int, Outcome | None], Any] | None = None,
+    done: Callable[[int, BatchResults | None], Any] | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Make the function for `df.writeStream.foreachBatch` that writes every batch to several collections, all or none.
 
@@ -72,7 +72,7 @@ class SplitRows:
     def find(self, name: str) -> Collection | None:
         return self.store.collection(name) if name in self.store.names() else None
 
-    def outcome(self, results: Outcome | None) -> Outcome | None:
+    def outcome(self, results: BatchResults | None) -> BatchResults | None:
         return results
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -42,8 +42,8 @@ from timespine.errors import TimespineError, UnknownCollection, UsageError
 from timespine.spark.blob_location import blob_location_of
 from timespine.spark.hide_tracebacks import raises_plain_errors
 from timespine.spark.options import APPEND, DELETE, OVERWRITE, UPSERT, Options
+from timespine.spark.sink_progress import SinkProgress, find_query
 from timespine.spark.store_cache import collection_of
-from timespine.spark.stream.sink_progress import SinkProgress, find_query
 from timespine.spark.type_mapping import check_frame, check_key_frame, from_spark_batch
 from timespine.spark.write.create_collection import collection_for, remove_created
 from timespine.spark.write.write_frame import WRITE, FrameWrite, commit_with, local_steps

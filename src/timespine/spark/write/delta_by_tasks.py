@@ -32,8 +32,7 @@ from timespine.core.state import State
 from timespine.core.transitions import Command
 from timespine.model.frontier import Frontier
 from timespine.spark.quoted_names import quoted
-from timespine.spark.read.read_task import Batches
-from timespine.spark.type_mapping import from_spark_batch
+from timespine.spark.type_mapping import Batches, from_spark_batch
 from timespine.spark.write.driver_or_tasks import range_columns, run_write_tasks
 from timespine.spark.write.write_job import WriteJob
 from timespine.spark.write.write_task import DeltaTask, delta_task

@@ -36,8 +36,7 @@ from timespine.libraries import pc
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 from timespine.spark.blob_location import BlobLocation
-from timespine.spark.read.read_task import Batches
-from timespine.spark.type_mapping import from_spark_batch
+from timespine.spark.type_mapping import Batches, from_spark_batch
 from timespine.spark.write.seal_rule import SealRule
 
 ANSWER = pa.schema(

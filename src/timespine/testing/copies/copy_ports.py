@@ -22,7 +22,7 @@ from timespine.location.opening.store_location import MEMORY, StoreLocation, par
 from timespine.testing.copies.copy_world import CopyWorld
 from timespine.testing.copies.origin_world import OriginWorld
 from timespine.testing.simulator.simulator import Faults
-from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.stores.history import StoreHistory, StoreProcess
 from timespine.testing.stores.ports import SimulatedBlob, SimulatedConsensus, Storage
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class EpochConsensus(SimulatedConsensus):
             raise store_fenced(self._epoch, self._newest())
 
 
-class CopyingHistory(History):
+class CopyingHistory(StoreHistory):
     """A history of a store and its copies."""
 
     world: OriginWorld

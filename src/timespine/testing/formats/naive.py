@@ -24,7 +24,7 @@ from timespine.core.read_plan import Plan, apply_parent_bounds
 from timespine.core.state import State
 from timespine.errors import CorruptionError
 from timespine.model.frontier import advance_by
-from timespine.model.oracle import Row, Update, check_diff, compact
+from timespine.model.oracle import OracleRow, Update, check_diff, compact
 from timespine.model.time import Time
 from timespine.testing.simulator.core_writes import Data
 
@@ -80,7 +80,7 @@ class RowFormat(typing.Protocol):
         """Tell whether the newest schema of a state lacks a column that rows of an older one may hold."""
         ...
 
-    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+    def retractable(self, rows: Sequence[OracleRow], state: State) -> Sequence[OracleRow]:
         """Return the rows that data under the newest schema of a state can retract."""
         ...
 
@@ -96,7 +96,7 @@ class RowFormat(typing.Protocol):
         """Decode all updates of a part that was written under a schema."""
         ...
 
-    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[OracleRow, int]:
         """Count each row, by the parts that a plan fetched."""
         ...
 
@@ -123,7 +123,7 @@ class NaiveFormat:
         """Decide by a rule without other meaning: about half of the changes drop something."""
         return any(zlib.crc32(schema) % 2 for schema in state.schemas[written + 1 :])
 
-    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+    def retractable(self, rows: Sequence[OracleRow], state: State) -> Sequence[OracleRow]:
         return rows
 
     def data_of(self, updates: Sequence[Update], state: State) -> Data:
@@ -136,7 +136,7 @@ class NaiveFormat:
     def rows_of(self, part: Part, data: bytes, schema: bytes | None) -> Sequence[StoredUpdate]:
         return decode_rows(data)
 
-    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[OracleRow, int]:
         return row_counts(plan, fetched)
 
     def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
@@ -165,14 +165,14 @@ def data_of(updates: Sequence[Update]) -> Data:
     return Data(encode_rows(updates), len(updates), wrap_int64(sum(diff for _, _, diff in updates)))
 
 
-def row_counts(plan: Plan, fetched: Iterable[tuple[Part, bytes]]) -> dict[Row, int]:
+def row_counts(plan: Plan, fetched: Iterable[tuple[Part, bytes]]) -> dict[OracleRow, int]:
     """Count each row, by the parts that a plan fetched."""
     return counts_of(plan, ((part, decode_rows(data)) for part, data in fetched))
 
 
-def counts_of(plan: Plan, parts: Iterable[tuple[Part, Sequence[StoredUpdate]]]) -> dict[Row, int]:
+def counts_of(plan: Plan, parts: Iterable[tuple[Part, Sequence[StoredUpdate]]]) -> dict[OracleRow, int]:
     """Count each row, by the updates in the parts of a plan."""
-    counts: dict[Row, int] = {}
+    counts: dict[OracleRow, int] = {}
     for part, updates in parts:
         for row, time, diff in updates:
             if plan.counts(part, time):
@@ -239,7 +239,7 @@ def merge_runs(effect: MergeRuns) -> Protocol[Output]:
 
 def _split(updates: Sequence[Update]) -> tuple[list[Update], list[Update]]:
     """Split updates into those of rows that add up to something, and those of rows that add up to zero."""
-    sums: dict[Row, int] = {}
+    sums: dict[OracleRow, int] = {}
     for row, _, diff in updates:
         sums[row] = sums.get(row, 0) + diff
     return [u for u in updates if sums[u[0]]], [u for u in updates if not sums[u[0]]]

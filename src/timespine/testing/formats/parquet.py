@@ -41,7 +41,7 @@ from timespine.core.read_plan import Plan
 from timespine.core.state import State
 from timespine.location.blob import Blob
 from timespine.location.memory import MemoryBlob
-from timespine.model.oracle import Row, Update
+from timespine.model.oracle import OracleRow, Update
 from timespine.testing.formats.naive import CONFIG as NAIVE
 from timespine.testing.formats.naive import StoredUpdate, counts_of
 from timespine.testing.formats.replayed_blob import replay_as_protocol
@@ -114,7 +114,7 @@ class ParquetFormat:
         self.counts: Counter[str] = Counter()
         self.cache = PartCache(16 << 20)
         """The decoded row groups of readers: one cache for all processes, so only good for one history."""
-        self.columns: dict[tuple[str, Row], int] = {}
+        self.columns: dict[tuple[str, OracleRow], int] = {}
         """The column id below which columns existed when a row of a collection was first written."""
 
     def first_schema(self, arity: int) -> bytes | None:
@@ -142,7 +142,7 @@ class ParquetFormat:
         newest = _newest(state)
         return any(not newest.has_id(field.id) for field in Schema.decode(state.schemas[written]).fields)
 
-    def retractable(self, rows: Sequence[Row], state: State) -> Sequence[Row]:
+    def retractable(self, rows: Sequence[OracleRow], state: State) -> Sequence[OracleRow]:
         """Leave out rows with a value in a column that the writer does not know yet: it would retract another row."""
         known, collection = _newest(state).next_id, state.collection
         return [row for row in rows if self.columns.get((collection, row), 0) <= known]
@@ -178,7 +178,7 @@ class ParquetFormat:
         columns[DIFF] = pa.array([diff for _, _, diff in updates], pa.int64())
         return updates_of(pa.table(columns), schema, None)
 
-    def value_of(self, collection: str, row: Row, field: Field) -> object:
+    def value_of(self, collection: str, row: OracleRow, field: Field) -> object:
         """Return the value of a row in another column: the default if the column came later."""
         if field.id >= self.columns[collection, row]:
             return field.default_scalar().as_py()
@@ -190,7 +190,7 @@ class ParquetFormat:
         assert schema is not None
         return _stored(data, part.rows, schema, part.inline is not None)
 
-    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[Row, int]:
+    def counted(self, plan: Plan, fetched: Sequence[tuple[Part, bytes]], state: State) -> dict[OracleRow, int]:
         """Count by the scan; raise BrokenPromise if the parts themselves have other rows."""
         runs = _with_leaves(plan, fetched)
         leaves = [(part, run.schema) for run in runs for part in run.parts]
@@ -271,11 +271,11 @@ class _Reading:
         self.runs = runs
         self.wanted = ScanRequest(known[-1], known[-1].names, Window(plan.after, plan.until))
 
-    def all(self) -> dict[Row, int]:
+    def all(self) -> dict[OracleRow, int]:
         """Return every row."""
         return self._rows(self.wanted)
 
-    def check(self, expected: dict[Row, int], row: str, choice: int) -> None:
+    def check(self, expected: dict[OracleRow, int], row: str, choice: int) -> None:
         """Check the answers for one row, for one half, and for the number of rows."""
         said = row_count.count_rows(self.parts, self.runs, self.wanted)
         if said != sum(expected.values()):
@@ -287,7 +287,7 @@ class _Reading:
                 raise BrokenPromise(f"a lookup of {row} finds {found}, not {alone}")
             return
         cuts = [None, *split_keys(self.parts, self.runs, self.wanted, 3), None]
-        halves: Counter[Row] = Counter()
+        halves: Counter[OracleRow] = Counter()
         for lower, upper in pairwise(cuts):
             halves.update(self._rows(replace(self.wanted, lower=lower, upper=upper)))
         if dict(halves) != expected:
@@ -298,8 +298,8 @@ class _Reading:
             return replace(self.wanted, keys=KeySet(pa.table({"row": [row]})))
         return replace(self.wanted, where=col("row") == row)
 
-    def _rows(self, wanted: ScanRequest) -> dict[Row, int]:
-        found: dict[Row, int] = {}
+    def _rows(self, wanted: ScanRequest) -> dict[OracleRow, int]:
+        found: dict[OracleRow, int] = {}
         for table in scan(self.parts, self.runs, wanted, self.memory_bytes):
             for values in table.to_pylist():
                 row = values["row"]

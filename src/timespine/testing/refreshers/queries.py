@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Rows = Counter[tuple[Any, ...]]
+RowCounts = Counter[tuple[Any, ...]]
 """The count of each row (k, n) of an input, or of each row of a view."""
 
 
@@ -24,7 +24,7 @@ class SimulatedQuery:
     """The text, with {a} and {b} for the inputs."""
     columns: tuple[str, ...]
     """The columns of the result."""
-    answer: Callable[[Rows, Rows], Rows]
+    answer: Callable[[RowCounts, RowCounts], RowCounts]
     """The result over the rows of both inputs."""
     key: tuple[str, ...] = ()
     """The columns that identify a row, where the view has a key."""
@@ -38,8 +38,8 @@ class SimulatedQuery:
         return 2 if "{b}" in self.sql else 1
 
 
-def _groups(rows: Rows) -> dict[Any, Rows]:
-    found: dict[Any, Rows] = {}
+def _groups(rows: RowCounts) -> dict[Any, RowCounts]:
+    found: dict[Any, RowCounts] = {}
     for row, count in rows.items():
         found.setdefault(row[0], Counter())[row] += count
     return found
@@ -50,30 +50,30 @@ def _total(values: Iterable[tuple[Any, int]]) -> Any:
     return sum(value * count for value, count in there) if there else None
 
 
-def _values(rows: Rows) -> list[Any]:
+def _values(rows: RowCounts) -> list[Any]:
     return [row[1] for row in rows if row[1] is not None]
 
 
-def _sums(a: Rows, b: Rows) -> Rows:
+def _sums(a: RowCounts, b: RowCounts) -> RowCounts:
     return Counter(
         (k, sum(rows.values()), _total((row[1], count) for row, count in rows.items()))
         for k, rows in _groups(a).items()
     )
 
 
-def _extremes(a: Rows, b: Rows) -> Rows:
+def _extremes(a: RowCounts, b: RowCounts) -> RowCounts:
     return Counter(
         (k, min(_values(rows), default=None), max(_values(rows), default=None)) for k, rows in _groups(a).items()
     )
 
 
-def _overall(a: Rows, b: Rows) -> Rows:
+def _overall(a: RowCounts, b: RowCounts) -> RowCounts:
     numbers = _values(a)
     return Counter([(sum(a.values()), min(numbers, default=None), _total((row[1], c) for row, c in a.items()))])
 
 
-def _pairs(a: Rows, b: Rows) -> Rows:
-    got: Rows = Counter()
+def _pairs(a: RowCounts, b: RowCounts) -> RowCounts:
+    got: RowCounts = Counter()
     for (k, n), count in a.items():
         for (other, m), times in b.items():
             if k == other:
@@ -81,75 +81,75 @@ def _pairs(a: Rows, b: Rows) -> Rows:
     return got
 
 
-def _joined_sums(a: Rows, b: Rows) -> Rows:
+def _joined_sums(a: RowCounts, b: RowCounts) -> RowCounts:
     got: dict[Any, list[tuple[Any, int]]] = {}
     for (k, n, _), count in _pairs(a, b).items():
         got.setdefault(k, []).append((n, count))
     return Counter((k, sum(count for _, count in values), _total(values)) for k, values in got.items())
 
 
-def _left_counts(a: Rows, b: Rows) -> Rows:
+def _left_counts(a: RowCounts, b: RowCounts) -> RowCounts:
     there = _groups(b)
-    got: Rows = Counter()
+    got: RowCounts = Counter()
     for k, rows in _groups(a).items():
         matches = sum(count for row, count in there.get(k, Counter()).items() if row[1] is not None)
         got[k, matches * sum(rows.values())] += 1
     return got
 
 
-def _without(a: Rows, b: Rows) -> Rows:
+def _without(a: RowCounts, b: RowCounts) -> RowCounts:
     there = {k for k, _ in b}
     return Counter({row: count for row, count in a.items() if row[0] not in there})
 
 
-def _matched(a: Rows, b: Rows) -> Rows:
+def _matched(a: RowCounts, b: RowCounts) -> RowCounts:
     there = {(k, n) for k, n in b if n is not None}
     return Counter({row: count for row, count in a.items() if row in there})
 
 
-def _counted(a: Rows, b: Rows) -> Rows:
+def _counted(a: RowCounts, b: RowCounts) -> RowCounts:
     there = _groups(b)
-    got: Rows = Counter()
+    got: RowCounts = Counter()
     for (k, n), count in a.items():
         got[k, n, sum(there.get(k, Counter()).values())] += count
     return got
 
 
-def _first(a: Rows, b: Rows) -> Rows:
+def _first(a: RowCounts, b: RowCounts) -> RowCounts:
     ordered = sorted(a.elements(), key=lambda row: (row[1] is None, -(row[1] or 0), row[0]))
     return Counter(ordered[:3])
 
 
-def _frequent(a: Rows, b: Rows) -> Rows:
+def _frequent(a: RowCounts, b: RowCounts) -> RowCounts:
     return Counter((k, sum(rows.values())) for k, rows in _groups(a).items() if sum(rows.values()) > 1)
 
 
-def _sizes(a: Rows, b: Rows) -> Rows:
+def _sizes(a: RowCounts, b: RowCounts) -> RowCounts:
     sizes = Counter(sum(rows.values()) for rows in _groups(a).values())
     return Counter((size, groups) for size, groups in sizes.items())
 
 
-def _distinct(a: Rows, b: Rows) -> Rows:
+def _distinct(a: RowCounts, b: RowCounts) -> RowCounts:
     return Counter(set(a))
 
 
-def _numbered(a: Rows, b: Rows) -> Rows:
+def _numbered(a: RowCounts, b: RowCounts) -> RowCounts:
     there = {k: [count for row, count in rows.items() if row[1] is not None] for k, rows in _groups(a).items()}
     return Counter((k, sum(counts)) for k, counts in there.items())
 
 
-def _keys(rows: Rows) -> Rows:
-    got: Rows = Counter()
+def _keys(rows: RowCounts) -> RowCounts:
+    got: RowCounts = Counter()
     for row, count in rows.items():
         got[row[:1]] += count
     return got
 
 
-def _other_than(a: Rows, b: Rows) -> Rows:
+def _other_than(a: RowCounts, b: RowCounts) -> RowCounts:
     return Counter(set(_keys(a)) - set(_keys(b)))
 
 
-def _common(a: Rows, b: Rows) -> Rows:
+def _common(a: RowCounts, b: RowCounts) -> RowCounts:
     return _keys(a) & _keys(b)
 
 

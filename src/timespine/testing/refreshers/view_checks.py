@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from timespine.client.catalog import catalog
 from timespine.core.read_plan import plan_all
 from timespine.core.state import State
-from timespine.testing.refreshers.queries import Rows, SimulatedQuery
+from timespine.testing.refreshers.queries import RowCounts, SimulatedQuery
 from timespine.testing.stores.check_answers import last_time
 from timespine.testing.stores.user_calls import UserCall
 from timespine.testing.stores.world import StoreWorld, decode_stored_schema
@@ -240,17 +240,17 @@ class ViewChecks:
     def _upper(self, id: str) -> int:
         return last_time(self.world.states[id][-1]) + 1
 
-    def rows_of(self, id: str, time: int, columns: tuple[str, ...]) -> Rows:
+    def rows_of(self, id: str, time: int, columns: tuple[str, ...]) -> RowCounts:
         """Return the rows of a collection as of a time, in some columns."""
         schema = decode_stored_schema(self.world.states[id][-1].schemas[-1])
         places = {each.name: place for place, each in enumerate(schema.fields)}
         wanted = [places[name] for name in columns]
-        got: Rows = Counter()
+        got: RowCounts = Counter()
         for row, count in self.world.truths[id].at(time, schema).items():
             got[tuple(row[place][1] for place in wanted)] += count
         return Counter({row: count for row, count in got.items() if count})
 
-    def answer(self, view: KnownView, time: int) -> Rows:
+    def answer(self, view: KnownView, time: int) -> RowCounts:
         """Compute a view from the history of its inputs."""
         inputs = [self.rows_of(each, time, ("k", "n")) for each in view.inputs]
         got = view.query.answer(inputs[0], inputs[-1])

@@ -12,7 +12,7 @@ from timespine.testing.refreshers.view_checks import ViewChecks
 from timespine.testing.refreshers.view_users import NUMBERS, ViewUser, every_share, make_view
 from timespine.testing.simulator.checker import HistoryResult
 from timespine.testing.simulator.simulator import Faults
-from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.stores.history import StoreHistory, StoreProcess
 from timespine.testing.stores.history_run import FAULTS, HistoryRun, run_course
 from timespine.testing.stores.users import KEYS, Caller
 from timespine.views import view  # noqa: F401 (histories patch modules that are there)
@@ -25,7 +25,7 @@ SHAPE = {"key": {"k": "int64"}, "value": {"v": "string", "n": "int64"}}
 class ViewHistoryRun(HistoryRun):
     """The course of a history of views."""
 
-    def __init__(self, history: History, operations: int) -> None:
+    def __init__(self, history: StoreHistory, operations: int) -> None:
         super().__init__(history, operations)
         history.shape, history.timelines = SHAPE, {"orders": "counter", "items": "counter", "events": "clock"}
         self.checks = ViewChecks(history.world)
@@ -95,7 +95,7 @@ class ViewHistoryRun(HistoryRun):
 
 def run_view_history(seed: int, operations: int, faults: Faults | None = None, tracing: bool = False) -> HistoryResult:
     """Run one history of views and all checks after it."""
-    history = History(seed, faults if faults is not None else FAULTS, tracing=tracing)
+    history = StoreHistory(seed, faults if faults is not None else FAULTS, tracing=tracing)
     compile_definition.cache_clear()
     with with_short_holds():
         return run_course(seed, ViewHistoryRun(history, operations))

@@ -19,7 +19,7 @@ from timespine.errors import (
 from timespine.testing.refreshers.queries import QUERIES, SimulatedQuery, text_of
 from timespine.testing.refreshers.view_checks import REFRESH_ALL, ViewChecks
 from timespine.testing.stores.check_answers import count_read_rows
-from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.stores.history import StoreHistory, StoreProcess
 from timespine.testing.stores.maintaining_users import MaintainingUser
 from timespine.testing.stores.user_calls import UserCall
 from timespine.testing.stores.users import EXTRAS, KEYS, Kinds
@@ -35,7 +35,7 @@ NUMBERS = (None, 0, 1, 1, 2, 5, -3)
 class ViewUser(WritingUser, MaintainingUser):
     """A user of views and of the collections that they read."""
 
-    def __init__(self, history: History, process: StoreProcess, checks: ViewChecks) -> None:
+    def __init__(self, history: StoreHistory, process: StoreProcess, checks: ViewChecks) -> None:
         super().__init__(history, process)
         self.checks = checks
         self.left = [0]

@@ -16,7 +16,7 @@ from timespine.core.state import State
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import Update
 
-Key = tuple[str, int]
+GroupKey = tuple[str, int]
 """A group: its committer, and its number."""
 
 
@@ -49,9 +49,9 @@ class AtomicityCheck:
         self.states = states
         self.truth = truth
         self.violate = violate
-        self.groups: dict[Key, dict[str, int]] = {}
+        self.groups: dict[GroupKey, dict[str, int]] = {}
         """Per group: the collections that it changed, and the number of the state that it led to."""
-        self.wholes: dict[Key, tuple[AtomicCommit, ...]] = {}
+        self.wholes: dict[GroupKey, tuple[AtomicCommit, ...]] = {}
         """Per group: the intended effects of its transactions, if its process announced them."""
         self.owned: set[str] = set()
         """The operations whose rows come with an announced group."""
@@ -61,7 +61,7 @@ class AtomicityCheck:
         """Committers that have given up: no group of them may come later."""
 
     @contextmanager
-    def expected(self, session: Session, *wholes: AtomicCommit) -> Iterator[Key]:
+    def expected(self, session: Session, *wholes: AtomicCommit) -> Iterator[GroupKey]:
         """Announce the next group that a session commits, for as long as it tries to."""
         key = (session.committer, session.group + 1)
         self.wholes[key] = wholes
@@ -74,7 +74,7 @@ class AtomicityCheck:
 
     def committed(self, collections: Iterable[str]) -> None:
         """Check the groups of a compare-and-set that has changed these collections."""
-        found: dict[Key, dict[str, int]] = {}
+        found: dict[GroupKey, dict[str, int]] = {}
         for name in collections:
             for key in self._recorded(name):
                 found.setdefault(key, {})[name] = self.states[name][-1].seqno
@@ -92,7 +92,7 @@ class AtomicityCheck:
             self.violate(f"rows of {sorted(astray)} came without the group that they belong to")
         self.fresh.clear()
 
-    def _recorded(self, name: str) -> Iterator[Key]:
+    def _recorded(self, name: str) -> Iterator[GroupKey]:
         """Yield the groups that the newest state of a collection has recorded and the one before has not."""
         states = self.states[name]
         before = states[-2].committers if len(states) > 1 else {}
@@ -119,7 +119,7 @@ class AtomicityCheck:
             if before.upper != expected:
                 self.violate(f"{whole.operation} relied on upper {expected} of {name}, which was at {before.upper}")
 
-    def check_judged(self, key: Key, seqnos: Iterable[tuple[str, int]], who: str) -> None:
+    def check_judged(self, key: GroupKey, seqnos: Iterable[tuple[str, int]], who: str) -> None:
         """Check that a refusal names the state that refused it: the one before its group, if the group changed
         anything."""
         where = self.groups.get(key, {})

@@ -37,7 +37,7 @@ from timespine.model.oracle import Update, consolidate
 from timespine.model.time import Time
 from timespine.testing.formats.naive import visible
 from timespine.testing.simulator import core_reads, core_writes
-from timespine.testing.simulator.check_atomicity import AtomicCommit, Key
+from timespine.testing.simulator.check_atomicity import AtomicCommit, GroupKey
 from timespine.testing.simulator.simulator import Operation, SimulatedProcess
 from timespine.testing.simulator.workload import Body, Workload
 
@@ -159,7 +159,7 @@ class StreamWorkload(Workload):
         self._check_sealed(operation, key, reply, seals)
         return (yield from self._told(process, reply))
 
-    def _check_sealed(self, operation: Operation, key: Key, reply: object, seals: Mapping[str, Frontier]) -> None:
+    def _check_sealed(self, operation: Operation, key: GroupKey, reply: object, seals: Mapping[str, Frontier]) -> None:
         """Check that an acknowledged seal stands in all collections, and that a refused one has changed nothing."""
         if isinstance(reply, Refused):
             if key in self.world.atomic.groups:
@@ -266,7 +266,7 @@ class StreamWorkload(Workload):
         return None
 
     def _check_group(
-        self, operation: Operation, key: Key, told: dict[str, Any], rows: dict[str, dict[str, frozenset[str]]]
+        self, operation: Operation, key: GroupKey, told: dict[str, Any], rows: dict[str, dict[str, frozenset[str]]]
     ) -> None:
         """Check the answer of each transaction of a group against the effects of those before it."""
         who, violate = f"{operation.kind} {operation.id}", self.world.violate

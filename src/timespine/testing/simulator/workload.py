@@ -43,7 +43,7 @@ from timespine.core.transitions import (
 from timespine.errors import Fenced, InlineBudgetExceeded, LeaseExpired, SchemaConflict, UpperMismatch, UsageError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import Row, Update
+from timespine.model.oracle import OracleRow, Update
 from timespine.model.time import Time
 from timespine.testing.formats.naive import visible
 from timespine.testing.simulator import core_reads, core_writes
@@ -172,7 +172,7 @@ class Workload(AnswerChecks):
         """Encode updates as data to append, under the newest schema that a process knows."""
         return self.format.data_of(updates, self._known(process, name))
 
-    def _counted(self, process: SimulatedProcess, name: str, fetched: core_reads.Fetched) -> dict[Row, int]:
+    def _counted(self, process: SimulatedProcess, name: str, fetched: core_reads.Fetched) -> dict[OracleRow, int]:
         """Count each row, by the parts that a read fetched."""
         return self.format.counted(*fetched, self._known(process, name))
 

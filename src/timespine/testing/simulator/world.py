@@ -33,7 +33,7 @@ from timespine.core.unsealed_index import UnsealedBatch
 from timespine.errors import TimespineError
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import Row, Update, restrict
+from timespine.model.oracle import OracleRow, Update, restrict
 from timespine.testing.formats.naive import OPAQUE, RowFormat
 from timespine.testing.simulator.check_atomicity import AtomicityCheck
 from timespine.testing.simulator.check_kept import KeptStates
@@ -46,7 +46,7 @@ def is_user_data(key: str) -> bool:
     return writer.startswith("w") and name.startswith("p")
 
 
-def operation_of(row: Row) -> str:
+def operation_of(row: OracleRow) -> str:
     """Return the operation that wrote a row: its name up to the first dot."""
     return str(row).split(".")[0]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 from timespine.core.arrangement.levels import LevelRules, SpineLevels
 from timespine.core.arrangement.spine_files import MANIFESTS_KEPT
-from timespine.model.oracle import Row, Update, accumulate, difference
+from timespine.model.oracle import OracleRow, Update, accumulate, difference
 from timespine.model.time import Time
 from timespine.testing.spines.folder import SimulatedFolder
 from timespine.testing.spines.naive_batches import MASK, NaiveBatch, fingerprint
 
-State = SpineLevels[NaiveBatch]
+NaiveLevels = SpineLevels[NaiveBatch]
 
 LAST: Time = (1 << 60,)
 """A time after all others."""
@@ -33,7 +33,7 @@ class SpineChecks:
         self.floor = 0
         """The largest row that a filter ever began to keep: rows before it may be gone."""
 
-    def begin(self, truth: list[Update], levels: State, floor: int) -> None:
+    def begin(self, truth: list[Update], levels: NaiveLevels, floor: int) -> None:
         """Begin with a state: an empty one, a fork, or what a checkpoint has."""
         self.truth = list(truth)
         self.raise_floor(floor)
@@ -52,7 +52,7 @@ class SpineChecks:
         self.truth += batch.updates
         self._sum = (self._sum + batch.fingerprint_from(self.floor)) & MASK
 
-    def after_swap(self, old: State, new: State) -> None:
+    def after_swap(self, old: NaiveLevels, new: NaiveLevels) -> None:
         """Check a new state."""
         self.check_places(new)
         self.check_sum(new)
@@ -61,7 +61,7 @@ class SpineChecks:
         self.check_full(old, new)
         self.check_quiet(new)
 
-    def check_places(self, levels: State) -> None:
+    def check_places(self, levels: NaiveLevels) -> None:
         """Check that each batch is in exactly one place, and in the level of its size."""
         places = [batch.id for slot in levels.slots for batch in slot.batches]
         if len(places) != len(set(places)):
@@ -76,7 +76,7 @@ class SpineChecks:
                         self.violate(f"batch {batch.id} has {batch.rows} rows, and is in level {level}, not {wanted}")
         self._known.update(places)
 
-    def check_sum(self, levels: State) -> None:
+    def check_sum(self, levels: NaiveLevels) -> None:
         """Check that all batches together are what was inserted."""
         there = sum(batch.fingerprint_from(self.floor) for batch in levels.batches) & MASK
         if there != self._sum:
@@ -84,7 +84,7 @@ class SpineChecks:
             differ = difference(wanted, counts_in(levels.batches, floor=self.floor))
             self.violate(f"the batches are not what was inserted: {len(differ)} rows differ")
 
-    def check_order(self, levels: State) -> None:
+    def check_order(self, levels: NaiveLevels) -> None:
         """Check that a level keeps its batches in the order of their arrival, so that the oldest merge first."""
         for level, slot in enumerate(levels.slots):
             ids = [batch.id for batch in slot.batches]
@@ -95,7 +95,7 @@ class SpineChecks:
             if ids != arrived:
                 self.violate(f"level {level} has {ids}, and they arrived as {arrived}")
 
-    def check_one_merge(self, old: State, new: State) -> None:
+    def check_one_merge(self, old: NaiveLevels, new: NaiveLevels) -> None:
         """Check that a merge begins only where none is, of few enough batches, and of the oldest."""
         for level, (before, after) in enumerate(zip(old.slots, new.slots, strict=True)):
             ids = [batch.id for batch in after.merging]
@@ -108,28 +108,28 @@ class SpineChecks:
         if sum(len(slot.compacting) for slot in new.slots) > new.rules.merge_max:
             self.violate("too many batches are merged at once")
 
-    def check_full(self, old: State, new: State) -> None:
+    def check_full(self, old: NaiveLevels, new: NaiveLevels) -> None:
         """Check that nothing is inserted beyond the limit, unless merging is paused."""
         if len(new.batches) > len(old.batches) and len(old.batches) >= new.rules.batches_max and not old.pauses:
             self.violate(f"a batch was inserted beside {len(old.batches)} others")
 
-    def check_quiet(self, levels: State) -> None:
+    def check_quiet(self, levels: NaiveLevels) -> None:
         """Check that no merge is under way while merging is paused."""
         if self.quiet and levels.is_merging:
             self.violate("a merge is under way though merging is paused")
 
-    def check_view(self, seen: dict[Row, int], as_of: Time, expected: dict[Row, int]) -> None:
+    def check_view(self, seen: dict[OracleRow, int], as_of: Time, expected: dict[OracleRow, int]) -> None:
         """Check that a view shows what it showed at first, whatever was merged since."""
         if seen != expected:
             self.violate(f"a view as of {as_of} has other counts of {len(difference(seen, expected))} rows")
 
-    def check_compacted(self, levels: State, wanted: frozenset[int]) -> None:
+    def check_compacted(self, levels: NaiveLevels, wanted: frozenset[int]) -> None:
         """Check that what was there when the merge of everything was requested is in one batch."""
         holders = [batch.id for batch in levels.batches if batch.origins & wanted]
         if len(holders) > 1:
             self.violate(f"everything was merged, and is still in batches {holders}")
 
-    def check_settled(self, levels: State) -> None:
+    def check_settled(self, levels: NaiveLevels) -> None:
         """Check at the end that merging has caught up: no level has enough batches for a merge."""
         if levels.is_merging:
             self.violate("a merge is still under way at the end")
@@ -144,7 +144,7 @@ class SpineChecks:
             if missing:
                 self.violate(f"checkpoint {saved.manifest.number} names {missing[:3]}, which are gone")
 
-    def check_files(self, levels: State, folder: SimulatedFolder) -> None:
+    def check_files(self, levels: NaiveLevels, folder: SimulatedFolder) -> None:
         """Check at the end that every file is named by a checkpoint or a batch."""
         named = {batch.file for batch in levels.batches}
         named.update(name for saved in folder.newest() for name in saved.manifest.files)
@@ -163,7 +163,7 @@ def expected_level(rules: LevelRules, batch: NaiveBatch) -> int:
     return sum(rows > bound for bound in rules.row_bounds)
 
 
-def counts_in(batches: tuple[NaiveBatch, ...], as_of: Time = LAST, floor: int = 0) -> dict[Row, int]:
+def counts_in(batches: tuple[NaiveBatch, ...], as_of: Time = LAST, floor: int = 0) -> dict[OracleRow, int]:
     """Return the counts of the rows from one on."""
     return accumulate(from_floor((update for batch in batches for update in batch.updates), floor), as_of)
 

@@ -32,7 +32,7 @@ from timespine.core.protocols.merge_spine import merge_level
 from timespine.errors import Determinate, Indeterminate, NoSpace
 from timespine.testing.spines.folder import SimulatedFolder
 from timespine.testing.spines.naive_batches import NaiveBatch
-from timespine.testing.spines.spine_checks import SpineChecks, State
+from timespine.testing.spines.spine_checks import NaiveLevels, SpineChecks
 
 if TYPE_CHECKING:
     from timespine.testing.spines.history import SpineHistory
@@ -70,7 +70,7 @@ class SpineTask:
 class SimulatedSpine:
     """A spine and the truth about it."""
 
-    def __init__(self, history: SpineHistory, name: str, levels: State, folder: SimulatedFolder | None) -> None:
+    def __init__(self, history: SpineHistory, name: str, levels: NaiveLevels, folder: SimulatedFolder | None) -> None:
         self.history = history
         self.name = name
         self.levels = levels

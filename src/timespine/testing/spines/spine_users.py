@@ -11,7 +11,7 @@ from timespine.core.effects import Protocol, Sleep, Swap
 from timespine.core.protocols import merge_spine, save_spine
 from timespine.errors import NoSpace, StoreClosed, TimespineError, Unavailable, UsageError
 from timespine.model.frontier import Frontier
-from timespine.model.oracle import Row, accumulate
+from timespine.model.oracle import OracleRow, accumulate
 from timespine.model.time import Time
 from timespine.testing.spines.naive_batches import NaiveBatch
 from timespine.testing.spines.spine_checks import counts_in, from_floor
@@ -112,7 +112,7 @@ class SpineUser:
             spine.checks.check_view(counts_in(levels.batches, as_of, floor), as_of, expected)
             yield Sleep(self.history.random.choice((1, 30, 1_000)))
 
-    def _view(self, spine: SimulatedSpine, levels: SpineLevels[NaiveBatch]) -> tuple[Time, int, dict[Row, int]]:
+    def _view(self, spine: SimulatedSpine, levels: SpineLevels[NaiveBatch]) -> tuple[Time, int, dict[OracleRow, int]]:
         """Choose a time; return it, the row from which on views are compared, and what they must show."""
         since = 0 if levels.since is None else levels.since.time
         as_of = (self.history.random.randint(since, max(spine.time, since)),)

@@ -29,7 +29,7 @@ from timespine.testing.simulator.checker import HistoryResult
 from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.check_answers import Pair, last_time
 from timespine.testing.stores.checkpoint_folders import CheckpointFolders
-from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.stores.history import StoreHistory, StoreProcess
 from timespine.testing.stores.history_run import FAULTS, HistoryRun, User, run_course
 from timespine.testing.stores.user_calls import UserCall
 from timespine.testing.stores.users import KEYS, Caller, Kinds
@@ -55,7 +55,7 @@ class ArrangingUser(User):
     checkpoint: tuple[str, OpenedCheckpoint, list[Pair]] | None = None
     """The collection, a checkpoint of it that is open, and its rows."""
 
-    def __init__(self, history: History, process: StoreProcess, folders: CheckpointFolders) -> None:
+    def __init__(self, history: StoreHistory, process: StoreProcess, folders: CheckpointFolders) -> None:
         super().__init__(history, process)
         self.folders = folders
 
@@ -265,7 +265,7 @@ def merging_inside_of_calls() -> Iterator[None]:
 class ArrangingRun(HistoryRun):
     """The course of a history whose users arrange collections."""
 
-    def __init__(self, history: History, operations: int, folders: CheckpointFolders) -> None:
+    def __init__(self, history: StoreHistory, operations: int, folders: CheckpointFolders) -> None:
         super().__init__(history, operations)
         self.folders = folders
 
@@ -310,7 +310,7 @@ def run_arrangement_history(
     seed: int, operations: int, faults: Faults | None = None, tracing: bool = False
 ) -> HistoryResult:
     """Run one history of real stores whose users arrange their collections."""
-    history = History(seed, faults if faults is not None else FAULTS, tracing=tracing)
+    history = StoreHistory(seed, faults if faults is not None else FAULTS, tracing=tracing)
     with tempfile.TemporaryDirectory() as root:
         folders = CheckpointFolders(history, root)
         with merging_inside_of_calls(), folders.simulated():

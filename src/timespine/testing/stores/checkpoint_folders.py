@@ -20,7 +20,7 @@ from timespine.arrangement.manifest import BATCH_FILE, manifest_name, manifest_n
 from timespine.core.arrangement.spine_files import MANIFESTS_KEPT
 from timespine.errors import CorruptionError
 from timespine.location.folder import durable
-from timespine.testing.stores.history import History
+from timespine.testing.stores.history import StoreHistory
 from timespine.testing.stores.thread_scheduler import VirtualProcess
 
 CUT_CHANCE = 0.5
@@ -35,7 +35,7 @@ _LISTING = re.compile(r"files-([0-9]{16})\.json")
 class CheckpointFolders:
     """The folders of one history."""
 
-    def __init__(self, history: History, root: str) -> None:
+    def __init__(self, history: StoreHistory, root: str) -> None:
         self.history = history
         self.scheduler = history.scheduler
         self.root = root

@@ -97,7 +97,7 @@ class StoreProcess(VirtualProcess):
         """Whether it dies after its next put."""
 
 
-class History:
+class StoreHistory:
     """Processes, storage, and all calls with their answers."""
 
     def __init__(

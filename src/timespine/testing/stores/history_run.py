@@ -22,7 +22,7 @@ from timespine.testing.simulator.memoize import memoized
 from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores import world
 from timespine.testing.stores.check_answers import StoreAnswerChecks, count_read_rows, key_and_value, last_time
-from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.stores.history import StoreHistory, StoreProcess
 from timespine.testing.stores.maintaining_users import MaintainingUser
 from timespine.testing.stores.reading_users import ReadingUser
 from timespine.testing.stores.thread_scheduler import Killed, ScheduledThread
@@ -73,7 +73,7 @@ class User(WritingUser, ReadingUser, MaintainingUser):
 class HistoryRun:
     """One history, from its beginning to its end."""
 
-    def __init__(self, history: History, operations: int) -> None:
+    def __init__(self, history: StoreHistory, operations: int) -> None:
         self.history = history
         self.answers = StoreAnswerChecks(history.world)
         self.left = [operations]
@@ -278,7 +278,7 @@ def _rollups(state: State) -> set[str]:
 
 def run_store_history(seed: int, operations: int, faults: Faults | None = None, tracing: bool = False) -> HistoryResult:
     """Run one history of real stores and all checks after it."""
-    history = History(seed, faults if faults is not None else FAULTS, tracing=tracing)
+    history = StoreHistory(seed, faults if faults is not None else FAULTS, tracing=tracing)
     return run_course(seed, HistoryRun(history, operations))
 
 
@@ -300,7 +300,7 @@ def run_course(seed: int, course: HistoryRun) -> HistoryResult:
     )
 
 
-def _digest(history: History) -> int:
+def _digest(history: StoreHistory) -> int:
     """Return a checksum over all commits and answers."""
     digest = 0
     for key in sorted(history.world.logs):
@@ -344,7 +344,7 @@ def with_short_waits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def with_numbered_ids(history: History) -> Iterator[None]:
+def with_numbered_ids(history: StoreHistory) -> Iterator[None]:
     """Let the ids of stores follow from the seed, and record which process made which."""
 
     def fresh() -> SimpleNamespace:

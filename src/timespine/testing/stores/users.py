@@ -26,7 +26,7 @@ from timespine.errors import (
 )
 from timespine.testing.simulator.violation import BrokenPromise, name_of_check
 from timespine.testing.stores.check_answers import StoreAnswerChecks, last_time
-from timespine.testing.stores.history import History, StoreProcess
+from timespine.testing.stores.history import StoreHistory, StoreProcess
 from timespine.testing.stores.user_calls import UserCall
 
 KEYS = 6
@@ -42,7 +42,7 @@ Kinds = dict[Callable[[], None], int]
 class Caller:
     """One thread of a process that uses its store."""
 
-    def __init__(self, history: History, process: StoreProcess) -> None:
+    def __init__(self, history: StoreHistory, process: StoreProcess) -> None:
         self.history = history
         self.process = process
         self.world = history.world

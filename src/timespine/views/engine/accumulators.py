@@ -23,7 +23,6 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.views.engine.lowering import (
-    DIGITS,
     WEIGHT,
     Declined,
     evaluate_columns,
@@ -33,6 +32,7 @@ from timespine.views.engine.lowering import (
     unscaled,
 )
 from timespine.views.plan.algebra import Aggregate, AggregateCall, WindowCall
+from timespine.views.plan.expressions import DIGITS
 
 COUNT = "n"
 """The accumulator of every group: the number of its rows."""

@@ -23,7 +23,7 @@ from timespine.views.plan.algebra import (
     InputScan,
     Join,
     Negate,
-    Plan,
+    PlanNode,
     Project,
     Restrict,
     SetOperation,
@@ -96,29 +96,29 @@ class Evaluator:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._deltas: dict[Plan, pl.DataFrame] = {}
-        self._summed: dict[Plan, pl.DataFrame] = {}
-        self._whole: dict[tuple[Plan, str], pl.DataFrame] = {}
+        self._deltas: dict[PlanNode, pl.DataFrame] = {}
+        self._summed: dict[PlanNode, pl.DataFrame] = {}
+        self._whole: dict[tuple[PlanNode, str], pl.DataFrame] = {}
         self._touched: dict[Restrict, pl.DataFrame] = {}
         self.groups: dict[Aggregate, tuple[pl.DataFrame, pl.DataFrame]] = {}
         """The groups of aggregates that changed, as they were and as they are; of a whole computation, none and all."""
 
-    def rows(self, plan: Plan, version: str) -> pl.DataFrame:
+    def rows(self, plan: PlanNode, version: str) -> pl.DataFrame:
         """Evaluate a plan over one version of the inputs."""
-        return consolidate(self._at(plan, version, None))
+        return consolidate_rows(self._at(plan, version, None))
 
-    def rows_of(self, plan: Plan, version: str, keys: Keys | None) -> pl.DataFrame:
+    def rows_of(self, plan: PlanNode, version: str, keys: Keys | None) -> pl.DataFrame:
         """Evaluate the rows of a plan that have some keys, or all, over one version of the inputs."""
         return self._at(plan, version, keys)
 
-    def changes(self, plan: Plan) -> pl.DataFrame:
+    def changes(self, plan: PlanNode) -> pl.DataFrame:
         """Evaluate how a plan changed: each row once, with its count."""
         if plan not in self._summed:
             known = self._deltas.get(plan)
-            self._summed[plan] = consolidate(self._changed(plan) if known is None else known)
+            self._summed[plan] = consolidate_rows(self._changed(plan) if known is None else known)
         return self._summed[plan]
 
-    def _terms(self, plan: Plan) -> pl.DataFrame:
+    def _terms(self, plan: PlanNode) -> pl.DataFrame:
         """Evaluate how a plan changed: rows may occur several times.
 
         Linear nodes, and the keys that changes touch, need no more; to sum up after each node would take longer.
@@ -132,7 +132,7 @@ class Evaluator:
             self._deltas[plan] = self._changed(plan)
         return self._deltas[plan]
 
-    def _changed(self, plan: Plan) -> pl.DataFrame:
+    def _changed(self, plan: PlanNode) -> pl.DataFrame:
         if isinstance(plan, InputScan):
             return self._source.changes(plan)
         if not any(len(self._terms(child)) for child in children_of(plan)):
@@ -167,7 +167,7 @@ class Evaluator:
 
     # Rows of plans, as of before or after.
 
-    def _at(self, plan: Plan, version: str, keys: Keys | None) -> pl.DataFrame:
+    def _at(self, plan: PlanNode, version: str, keys: Keys | None) -> pl.DataFrame:
         """Evaluate a plan over one version, restricted."""
         if (plan, version) in self._whole:
             whole = self._whole[plan, version]
@@ -202,12 +202,12 @@ class Evaluator:
             shown = grouping.show(stored)
             if version == NEW:
                 shown = pl.concat([shown, self.changes(node)])
-                shown = consolidate(own.only(shown) if own is not None else shown)
+                shown = consolidate_rows(own.only(shown) if own is not None else shown)
         return shown if keys is None or own is keys else keys.only(shown)
 
     # Nodes of rules.
 
-    def _evaluate(self, plan: Plan, keys: Keys | None) -> pl.DataFrame:
+    def _evaluate(self, plan: PlanNode, keys: Keys | None) -> pl.DataFrame:
         """Evaluate a node of a rule, restricted: the rows of the keys, and no others."""
         if isinstance(plan, At):
             return self._at(plan.node, plan.version, keys)
@@ -230,7 +230,7 @@ class Evaluator:
             return self._join(plan, keys)
         return self._grouped(plan, keys)
 
-    def _grouped(self, plan: Plan, keys: Keys | None) -> pl.DataFrame:
+    def _grouped(self, plan: PlanNode, keys: Keys | None) -> pl.DataFrame:
         """Evaluate a node that treats the rows of each key apart: restricted below, if its keys are meant."""
         if isinstance(plan, Aggregate):
             own = keys.part(tuple(column.name for column in plan.keys)) if keys is not None else None
@@ -238,17 +238,17 @@ class Evaluator:
             got = grouping.show(grouping.accumulate(self._evaluate(plan.child, own)))
             return got if keys is None or own is keys else keys.only(got)
         if isinstance(plan, SetOperation):
-            left = consolidate(self._evaluate(plan.left, keys))
+            left = consolidate_rows(self._evaluate(plan.left, keys))
             names = dict(zip(names_of(plan.left), names_of(plan.right), strict=True))
             other = keys.renamed({name: names[name] for name in keys.names}) if keys is not None else None
             right = self._evaluate(plan.right, other).rename({new: old for old, new in names.items()})
-            return set_operation(plan.kind, left, consolidate(right.select(left.columns)))
+            return set_operation(plan.kind, left, consolidate_rows(right.select(left.columns)))
         if isinstance(plan, WindowNode):
             own = keys.part(tuple(column.name for column in plan.partition)) if keys is not None else None
-            got = window_rows(plan, consolidate(self._evaluate(plan.child, own)))
+            got = window_rows(plan, consolidate_rows(self._evaluate(plan.child, own)))
             return got if keys is None or own is keys else keys.only(got)
         assert isinstance(plan, Top)
-        got = top_rows(plan, consolidate(self._evaluate(plan.child, None)))
+        got = top_rows(plan, consolidate_rows(self._evaluate(plan.child, None)))
         return got if keys is None else keys.only(got)
 
     def _project(self, plan: Project, keys: Keys | None) -> pl.DataFrame:
@@ -308,7 +308,7 @@ class Evaluator:
         return got if keys is None or is_done else keys.only(got)
 
 
-def is_change(plan: Plan) -> bool:
+def is_change(plan: PlanNode) -> bool:
     """Return whether a plan is as small as the changes: it is one, or is restricted by one."""
     if isinstance(plan, Delta | Restrict):
         return True
@@ -319,7 +319,7 @@ def is_change(plan: Plan) -> bool:
     return False
 
 
-def _empty(plan: Plan) -> pl.DataFrame:
+def _empty(plan: PlanNode) -> pl.DataFrame:
     return pl.DataFrame(schema={**{each.name: memory_type(each.type) for each in plan.columns}, WEIGHT: pl.Int64})
 
 
@@ -335,7 +335,7 @@ def _negated(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(-pl.col(WEIGHT))
 
 
-def consolidate(rows: pl.DataFrame) -> pl.DataFrame:
+def consolidate_rows(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the counts of equal rows, and drop those that count 0."""
     names = [name for name in rows.columns if name != WEIGHT]
     if len(rows) <= 1:
@@ -357,7 +357,7 @@ def join_rows(plan: Join, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFra
 
 def _matching(plan: Join, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
     """Keep the rows of the left that match some row of the right, or none."""
-    right = consolidate(right).filter(pl.col(WEIGHT) > 0).drop(WEIGHT)
+    right = consolidate_rows(right).filter(pl.col(WEIGHT) > 0).drop(WEIGHT)
     how = "semi" if plan.kind == "semi" else "anti"
     if plan.condition is None and plan.keys:
         here, there = ([column.name for column in side] for side in zip(*plan.keys, strict=True))
@@ -399,4 +399,4 @@ def set_operation(kind: str, left: pl.DataFrame, right: pl.DataFrame) -> pl.Data
     return counted.select([*names, count.alias(WEIGHT)]).filter(pl.col(WEIGHT) != 0)
 
 
-__all__ = ["NEW", "OLD", "Evaluator", "Keys", "Source", "consolidate"]
+__all__ = ["NEW", "OLD", "Evaluator", "Keys", "Source", "consolidate_rows"]

@@ -16,7 +16,7 @@ import polars as pl
 
 from timespine.client.api_for_engines import CollectionHandle, ReadOptions, open_snapshot
 from timespine.columnar.schema.schema import DIFF
-from timespine.views.engine.evaluate import consolidate
+from timespine.views.engine.evaluate import consolidate_rows
 from timespine.views.engine.lowering import WEIGHT, to_memory
 
 KEPT_ROWS = 1 << 18
@@ -97,7 +97,7 @@ def moved_rows(rows: pl.DataFrame, changed: pl.DataFrame, names: list[str]) -> p
     touched = changed.select(names).unique()
     same = rows.join(touched, on=names, how="anti", nulls_equal=True)
     met = rows.join(touched, on=names, how="semi", nulls_equal=True)
-    return pl.concat([same, consolidate(pl.concat([met, changed.select(met.columns)]))], rechunk=True)
+    return pl.concat([same, consolidate_rows(pl.concat([met, changed.select(met.columns)]))], rechunk=True)
 
 
 # Stages.

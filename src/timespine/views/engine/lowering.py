@@ -26,12 +26,11 @@ from typing import Any, SupportsFloat, cast
 import polars as pl
 import pyarrow as pa
 
-from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of
+from timespine.views.plan.expressions import DIGITS, Call, Expression, Literal, PlanColumn, columns_of
 
 WEIGHT = "_w"
 """The column of counts."""
 
-DIGITS = 38
 _WIDE = pl.Int128
 _QUARTER = 1 << 125
 """What may be doubled, and added to another such number, in 128 bits."""
@@ -141,12 +140,12 @@ def evaluate_columns(
 
 # The functions.
 
-Maker = Callable[[Lowering, Call], pl.Expr]
-_FUNCTIONS: dict[str, Maker] = {}
+LowerCall = Callable[[Lowering, Call], pl.Expr]
+_FUNCTIONS: dict[str, LowerCall] = {}
 
 
-def _on(*names: str) -> Callable[[Maker], Maker]:
-    def register(made: Maker) -> Maker:
+def _on(*names: str) -> Callable[[LowerCall], LowerCall]:
+    def register(made: LowerCall) -> LowerCall:
         for name in names:
             _FUNCTIONS[name] = made
         return made

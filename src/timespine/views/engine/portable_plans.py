@@ -5,11 +5,11 @@ from __future__ import annotations
 from timespine.views.engine.accumulators import FUNCTIONS as AGGREGATES
 from timespine.views.engine.lowering import listed
 from timespine.views.engine.windows import computes
-from timespine.views.plan.algebra import Aggregate, Filter, Join, Plan, Project, WindowNode, nodes_of
+from timespine.views.plan.algebra import Aggregate, Filter, Join, PlanNode, Project, WindowNode, nodes_of
 from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Literal
 
 
-def only_spark(plan: Plan) -> str | None:
+def only_spark(plan: PlanNode) -> str | None:
     """Return what of a plan only Spark can compute; None if there is nothing."""
     for node in nodes_of(plan):
         for each in _expressions(node):
@@ -27,7 +27,7 @@ def only_spark(plan: Plan) -> str | None:
     return None
 
 
-def _expressions(node: Plan) -> list[Expression]:
+def _expressions(node: PlanNode) -> list[Expression]:
     if isinstance(node, Filter):
         return [node.condition]
     if isinstance(node, Project):

@@ -18,11 +18,11 @@ from timespine.client.api_for_engines import (
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import UsageError
 from timespine.views.engine.accumulators import Grouping
-from timespine.views.engine.evaluate import Keys, consolidate
+from timespine.views.engine.evaluate import Keys, consolidate_rows
 from timespine.views.engine.kept_rows import kept_groups
 from timespine.views.engine.lowering import WEIGHT, memory_type, to_memory
 from timespine.views.engine.touched_rows import TouchedRows
-from timespine.views.plan.algebra import Aggregate, InputScan, Plan, Top, names_of
+from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, Top, names_of
 from timespine.views.plan.delta import NEW, OLD
 
 
@@ -49,7 +49,7 @@ class InputReader:
         if version == NEW and self.pending is not None:
             old = self._snapshot(self.stored, columns, keys)
             added = self._pending(columns)
-            return consolidate(pl.concat([old, keys.only(added) if keys is not None else added]))
+            return consolidate_rows(pl.concat([old, keys.only(added) if keys is not None else added]))
         time = self.before if version == OLD else self.after
         if self.touched is not None and self.pending is None and time is not None:
             shared = self._shared(self.touched, time, columns, keys)
@@ -81,11 +81,11 @@ class InputReader:
             return self.touched.changes().select([*present, WEIGHT]).rename(dict(zip(present, columns, strict=True)))
         with open_changes(self.handle, self.before, until, ReadOptions(present)) as rows:
             frame = self._frame(rows, columns)
-        return frame if self.pending is None else consolidate(pl.concat([frame, self._pending(columns)]))
+        return frame if self.pending is None else consolidate_rows(pl.concat([frame, self._pending(columns)]))
 
     def _pending(self, columns: list[str]) -> pl.DataFrame:
         assert self.pending is not None
-        return consolidate(self.pending.select([*columns, WEIGHT]))
+        return consolidate_rows(self.pending.select([*columns, WEIGHT]))
 
     def _snapshot(self, time: int | None, columns: list[str], keys: Keys | None) -> pl.DataFrame:
         assert time is not None
@@ -118,7 +118,7 @@ class InputReader:
 class StoredView:
     """The rows of the view itself, as of its last refresh."""
 
-    plan: Plan
+    plan: PlanNode
     handle: CollectionHandle
     time: int
     names: dict[str, str]

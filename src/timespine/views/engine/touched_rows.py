@@ -30,7 +30,7 @@ from timespine.client.api_for_engines import (
     restrict_to_keys,
 )
 from timespine.columnar.schema.schema import DIFF
-from timespine.views.engine.evaluate import consolidate
+from timespine.views.engine.evaluate import consolidate_rows
 from timespine.views.engine.kept_rows import kept_columns, kept_rows, moved_rows
 from timespine.views.engine.lowering import WEIGHT, to_memory
 
@@ -79,10 +79,10 @@ class TouchedRows:
         moved = changed.select(names).unique()
         here = [name for name in names if name in columns]
         if len(here) < len(names):
-            return consolidate(pl.concat([got, _negated(changed.select([*columns, WEIGHT]))]))
+            return consolidate_rows(pl.concat([got, _negated(changed.select([*columns, WEIGHT]))]))
         same = got.join(moved, on=names, how="anti", nulls_equal=True)
         both = pl.concat([_semi(got, moved, names), _negated(changed.select([*columns, WEIGHT]))])
-        return pl.concat([same, consolidate(both)])
+        return pl.concat([same, consolidate_rows(both)])
 
     def _kept_before(self, after: pl.DataFrame, names: list[str], keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows before of some keys of a small input, from its rows after of these keys."""
@@ -91,7 +91,7 @@ class TouchedRows:
             assert self._kept is not None
             touched = self.changes().select(told).unique()
             met = _semi(self._kept, touched, told).select(self.changes().columns)
-            self._moved = touched, consolidate(pl.concat([met, _negated(self.changes())]))
+            self._moved = touched, consolidate_rows(pl.concat([met, _negated(self.changes())]))
         touched, before = self._moved
         same = after.join(touched, on=told, how="anti", nulls_equal=True).select(before.columns)
         return pl.concat([same, _semi(before, keys, names)])

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from timespine.client.api_for_engines import ReadOptions, open_updates
-from timespine.columnar.schema.schema import DIFF
+from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import UsageError
 from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
 from timespine.views.engine.store_source import InputReader, StoreSource
 from timespine.views.every.timed_evaluate import TimedEvaluator
-from timespine.views.every.timed_rows import TIME, sum_timed
+from timespine.views.every.timed_rows import sum_timed
 from timespine.views.plan.algebra import InputScan
 
 

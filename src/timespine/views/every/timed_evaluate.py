@@ -18,17 +18,18 @@ from typing import Protocol
 import polars as pl
 import pyarrow as pa
 
+from timespine.columnar.schema.schema import TIME
 from timespine.views.engine.accumulators import ADD, COUNT, Grouping, decline_large, largest_total
 from timespine.views.engine.evaluate import Evaluator, Keys, Source, join_rows, set_operation
 from timespine.views.engine.lowering import WEIGHT, Declined, evaluate_columns, keep_rows, memory_type
 from timespine.views.engine.windows import top_rows, window_rows
-from timespine.views.every.timed_rows import AT, TIME, differences_along, last_times, rows_at, sum_timed, touched_times
+from timespine.views.every.timed_rows import AT, differences_along, last_times, rows_at, sum_timed, touched_times
 from timespine.views.plan.algebra import (
     Aggregate,
     Filter,
     InputScan,
     Join,
-    Plan,
+    PlanNode,
     Project,
     SetOperation,
     Top,
@@ -58,17 +59,17 @@ class TimedEvaluator:
         self._source = source
         self._before = before
         self._old = Evaluator(source)
-        self._changes: dict[Plan, pl.DataFrame] = {}
+        self._changes: dict[PlanNode, pl.DataFrame] = {}
         self.groups: dict[Aggregate, tuple[pl.DataFrame, pl.DataFrame]] = {}
         """The groups of aggregates that changed, as of the last refresh and as of the last time."""
 
-    def changes(self, plan: Plan) -> pl.DataFrame:
+    def changes(self, plan: PlanNode) -> pl.DataFrame:
         """Evaluate the timed changes of a plan."""
         if plan not in self._changes:
             self._changes[plan] = sum_timed(self._changed(plan).select([*names_of(plan), TIME, WEIGHT]))
         return self._changes[plan]
 
-    def _changed(self, plan: Plan) -> pl.DataFrame:
+    def _changed(self, plan: PlanNode) -> pl.DataFrame:
         if isinstance(plan, InputScan):
             return self._source.timed_changes(plan)
         if isinstance(plan, Filter):
@@ -85,7 +86,7 @@ class TimedEvaluator:
             return self._aggregate(plan)
         return self._by_key(plan)
 
-    def _rows(self, plan: Plan, keys: Keys | None) -> pl.DataFrame:
+    def _rows(self, plan: PlanNode, keys: Keys | None) -> pl.DataFrame:
         """Evaluate the rows of a plan as of the last refresh, at least those of some keys."""
         return self._old.rows_of(plan, OLD, keys)
 
@@ -179,7 +180,7 @@ class TimedEvaluator:
 
     # What treats the rows of each key apart.
 
-    def _by_key(self, plan: Plan) -> pl.DataFrame:
+    def _by_key(self, plan: PlanNode) -> pl.DataFrame:
         """Evaluate a node for its touched keys, as of each time that touches them."""
         sides = _sides(plan)
         changes = [(self.changes(child), own) for child, own in sides]
@@ -193,7 +194,7 @@ class TimedEvaluator:
         ]
         return differences_along(_apply(plan, parts), pairs, names, self._before)
 
-    def _of_keys(self, child: Plan, pairs: pl.DataFrame, own: dict[str, str]) -> pl.DataFrame:
+    def _of_keys(self, child: PlanNode, pairs: pl.DataFrame, own: dict[str, str]) -> pl.DataFrame:
         """Read the rows of touched keys as of the last refresh."""
         if not own:
             return self._rows(child, None)
@@ -201,12 +202,12 @@ class TimedEvaluator:
         return self._rows(child, Keys(tuple(own.values()), wanted))
 
 
-def _columns(columns: tuple[PlanColumn, ...]) -> Plan:
+def _columns(columns: tuple[PlanColumn, ...]) -> PlanNode:
     """Return a relation with some columns, to stand below a node that is applied to frames."""
     return InputScan("", tuple((each, each.name) for each in columns))
 
 
-def _sides(plan: Plan) -> list[tuple[Plan, dict[str, str]]]:
+def _sides(plan: PlanNode) -> list[tuple[PlanNode, dict[str, str]]]:
     """Return the children of a node, each with the names of the key columns, by those in the result."""
     if isinstance(plan, WindowNode):
         return [(plan.child, {column.name: column.name for column in plan.partition})]
@@ -223,7 +224,7 @@ def _sides(plan: Plan) -> list[tuple[Plan, dict[str, str]]]:
     return [(plan.left, here), (plan.right, there)]
 
 
-def _apply(plan: Plan, parts: list[pl.DataFrame]) -> pl.DataFrame:
+def _apply(plan: PlanNode, parts: list[pl.DataFrame]) -> pl.DataFrame:
     """Apply a node to rows that are labelled with times, as if the time were part of the key."""
     if isinstance(plan, WindowNode):
         timed = WindowNode(_columns((*plan.child.columns, _AT)), (*plan.partition, _AT), plan.calls)
@@ -255,6 +256,6 @@ def _running_sum(name: str, kind: pl.DataType, keys: list[str]) -> pl.Expr:
     return total.cast(kind, strict=True).alias(name) if kind.is_integer() else total.alias(name)
 
 
-def _empty(plan: Plan) -> pl.DataFrame:
+def _empty(plan: PlanNode) -> pl.DataFrame:
     types = {each.name: memory_type(each.type) for each in plan.columns}
     return pl.DataFrame(schema={**types, TIME: pl.Int64, WEIGHT: pl.Int64})

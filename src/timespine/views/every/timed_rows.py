@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from timespine.columnar.schema.schema import TIME
 from timespine.views.engine.lowering import WEIGHT
-
-TIME = "_time"
-"""The column of the times of timed changes."""
 
 AT = "_at"
 """The column of the time that rows are as of."""

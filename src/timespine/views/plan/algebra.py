@@ -49,7 +49,7 @@ class InputScan:
 class Filter:
     """The rows that satisfy a condition."""
 
-    child: Plan
+    child: PlanNode
     condition: Expression
 
     @property
@@ -62,7 +62,7 @@ class Filter:
 class Project:
     """Expressions over rows."""
 
-    child: Plan
+    child: PlanNode
     outputs: tuple[tuple[PlanColumn, Expression], ...]
     """The columns of the result, each with its expression."""
 
@@ -76,7 +76,7 @@ class Project:
 class Union:
     """All rows of several plans, which have the same columns."""
 
-    children: tuple[Plan, ...]
+    children: tuple[PlanNode, ...]
 
     @property
     def columns(self) -> tuple[PlanColumn, ...]:
@@ -90,8 +90,8 @@ class Join:
 
     kind: str
     """inner, semi or anti."""
-    left: Plan
-    right: Plan
+    left: PlanNode
+    right: PlanNode
     keys: tuple[tuple[PlanColumn, PlanColumn], ...]
     """Columns of the left and right that are equal, of one type each."""
     condition: Expression | None = None
@@ -126,7 +126,7 @@ class AggregateCall:
 class Aggregate:
     """Groups of rows. Without aggregate functions it gives the distinct rows."""
 
-    child: Plan
+    child: PlanNode
     keys: tuple[PlanColumn, ...]
     """Columns of the child that identify a group; none: one group of all rows, which is there without rows too."""
     calls: tuple[tuple[PlanColumn, AggregateCall], ...]
@@ -143,8 +143,8 @@ class SetOperation:
 
     kind: str
     """intersect, intersect all, except, except all."""
-    left: Plan
-    right: Plan
+    left: PlanNode
+    right: PlanNode
 
     @property
     def columns(self) -> tuple[PlanColumn, ...]:
@@ -190,7 +190,7 @@ class WindowCall:
 class WindowNode:
     """Rows with values over their partitions."""
 
-    child: Plan
+    child: PlanNode
     partition: tuple[PlanColumn, ...]
     calls: tuple[tuple[PlanColumn, WindowCall], ...]
 
@@ -204,7 +204,7 @@ class WindowNode:
 class Top:
     """The first rows in an order; the columns that the order does not name break ties, in their order."""
 
-    child: Plan
+    child: PlanNode
     order: tuple[SortKey, ...]
     limit: int
 
@@ -221,7 +221,7 @@ class Top:
 class At:
     """A plan over the inputs as they were before the refresh ("old"), or are after it ("new")."""
 
-    node: Plan
+    node: PlanNode
     version: str
 
     @property
@@ -234,7 +234,7 @@ class At:
 class Delta:
     """The change of a plan: R_new(row) - R_old(row)."""
 
-    node: Plan
+    node: PlanNode
 
     @property
     def columns(self) -> tuple[PlanColumn, ...]:
@@ -246,7 +246,7 @@ class Delta:
 class Negate:
     """The opposite counts."""
 
-    child: Plan
+    child: PlanNode
 
     @property
     def columns(self) -> tuple[PlanColumn, ...]:
@@ -261,10 +261,10 @@ class Restrict:
     Without columns: all rows if the other plan has any, else none.
     """
 
-    child: Plan
+    child: PlanNode
     names: tuple[str, ...]
     """Columns of the child."""
-    by: Plan
+    by: PlanNode
     by_names: tuple[str, ...]
     """Columns of the other plan."""
 
@@ -274,7 +274,7 @@ class Restrict:
         return self.child.columns
 
 
-Plan = (
+PlanNode = (
     InputScan
     | Filter
     | Project
@@ -291,7 +291,7 @@ Plan = (
 )
 
 
-def children_of(plan: Plan) -> tuple[Plan, ...]:
+def children_of(plan: PlanNode) -> tuple[PlanNode, ...]:
     """Return the plans right below a plan."""
     if isinstance(plan, InputScan):
         return ()
@@ -306,11 +306,11 @@ def children_of(plan: Plan) -> tuple[Plan, ...]:
     return (plan.child,)
 
 
-def nodes_of(plan: Plan) -> Iterator[Plan]:
+def nodes_of(plan: PlanNode) -> Iterator[PlanNode]:
     """Give every node of a plan once, children first."""
     seen: set[int] = set()
 
-    def walk(node: Plan) -> Iterator[Plan]:
+    def walk(node: PlanNode) -> Iterator[PlanNode]:
         if id(node) in seen:
             return
         seen.add(id(node))
@@ -321,6 +321,6 @@ def nodes_of(plan: Plan) -> Iterator[Plan]:
     yield from walk(plan)
 
 
-def names_of(plan: Plan) -> list[str]:
+def names_of(plan: PlanNode) -> list[str]:
     """Return the names of the columns of a plan."""
     return [column.name for column in plan.columns]

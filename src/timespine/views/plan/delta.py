@@ -27,7 +27,7 @@ from timespine.views.plan.algebra import (
     InputScan,
     Join,
     Negate,
-    Plan,
+    PlanNode,
     Project,
     Restrict,
     SetOperation,
@@ -41,7 +41,7 @@ from timespine.views.plan.expressions import Literal, PlanColumn
 OLD, NEW = "old", "new"
 
 
-def delta_rule(node: Plan) -> Plan:
+def delta_rule(node: PlanNode) -> PlanNode:
     """Return the change of a node, in terms of the changes and the rows of the nodes below it."""
     if isinstance(node, Filter):
         return Filter(Delta(node.child), node.condition)
@@ -63,7 +63,7 @@ def delta_rule(node: Plan) -> Plan:
     raise AssertionError(f"{type(node).__name__} has no rule: it is an input, or part of one")
 
 
-def _join_rule(node: Join) -> Plan:
+def _join_rule(node: Join) -> PlanNode:
     left, right = node.left, node.right
     if node.kind == "inner":
         first = Join("inner", Delta(left), At(right, OLD), node.keys, node.condition)
@@ -77,11 +77,11 @@ def _join_rule(node: Join) -> Plan:
     return Union((Join(node.kind, Delta(left), At(right, NEW), node.keys, node.condition), now, Negate(before)))
 
 
-def _recompute_touched(node: Plan, names: tuple[str, ...]) -> Plan:
+def _recompute_touched(node: PlanNode, names: tuple[str, ...]) -> PlanNode:
     """Return the node over what has the keys of changes: after, minus before."""
     changed = _changes_below(node, names)
 
-    def over(version: str) -> Plan:
+    def over(version: str) -> PlanNode:
         return rebuild(
             node, tuple(Restrict(At(child, version), own, changed, names) for child, own in _below(node, names))
         )
@@ -89,7 +89,7 @@ def _recompute_touched(node: Plan, names: tuple[str, ...]) -> Plan:
     return Union((over(NEW), Negate(over(OLD))))
 
 
-def _below(node: Plan, names: tuple[str, ...]) -> list[tuple[Plan, tuple[str, ...]]]:
+def _below(node: PlanNode, names: tuple[str, ...]) -> list[tuple[PlanNode, tuple[str, ...]]]:
     """Return the children of a node, and the names of its keys in each."""
     if isinstance(node, SetOperation):
         return [(node.left, names), (node.right, tuple(names_of(node.right)))]
@@ -97,7 +97,7 @@ def _below(node: Plan, names: tuple[str, ...]) -> list[tuple[Plan, tuple[str, ..
     return [(node.child, names)]
 
 
-def _changes_below(node: Plan, names: tuple[str, ...]) -> Plan:
+def _changes_below(node: PlanNode, names: tuple[str, ...]) -> PlanNode:
     """Return all changes of the children, under the names of the first."""
     if not isinstance(node, SetOperation):
         assert isinstance(node, Aggregate | WindowNode | Top)
@@ -111,7 +111,7 @@ def _changes_below(node: Plan, names: tuple[str, ...]) -> Plan:
     return Union((left, right))
 
 
-def rebuild(node: Plan, children: tuple[Plan, ...]) -> Plan:
+def rebuild(node: PlanNode, children: tuple[PlanNode, ...]) -> PlanNode:
     """Return a node like another one, over other children with the same columns."""
     if isinstance(node, InputScan):
         return node

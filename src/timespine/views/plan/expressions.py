@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+DIGITS = 38
+"""The most digits of a decimal, in Spark and in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:

@@ -20,7 +20,7 @@ from timespine.client.api_for_engines import ReadOptions, extent_of, open_change
 from timespine.errors import UsageError, short_repr
 from timespine.views.engine.portable_plans import only_spark
 from timespine.views.engine.store_source import InputReader
-from timespine.views.plan.algebra import Aggregate, InputScan, Join, Plan, SetOperation, Top, WindowNode, nodes_of
+from timespine.views.plan.algebra import Aggregate, InputScan, Join, PlanNode, SetOperation, Top, WindowNode, nodes_of
 
 PROCESS, SPARK = "process", "spark"
 CHANGES, WHOLE = "changes", "whole"
@@ -79,7 +79,7 @@ def check_engine(engine: str | None) -> None:
         raise UsageError(f"engine is 'process' or 'spark', not {short_repr(engine)}")
 
 
-def expected_seconds(plan: Plan, sizes: Sizes, factors: Mapping[str, float]) -> dict[str, float]:
+def expected_seconds(plan: PlanNode, sizes: Sizes, factors: Mapping[str, float]) -> dict[str, float]:
     """Return how long each way is expected to take."""
     joins = 0
     if sizes.changed:  # a first build looks nothing up
@@ -93,7 +93,13 @@ def expected_seconds(plan: Plan, sizes: Sizes, factors: Mapping[str, float]) -> 
 
 
 def choose_engine(
-    plan: Plan, sizes: Sizes | None, forced: str | None, policy: str, factors: Mapping[str, float], *, has_spark: bool
+    plan: PlanNode,
+    sizes: Sizes | None,
+    forced: str | None,
+    policy: str,
+    factors: Mapping[str, float],
+    *,
+    has_spark: bool,
 ) -> Choice:
     """Choose how to refresh a view. Without a session of Spark there are no sizes: only the process can."""
     portable = only_spark(plan)
@@ -125,7 +131,7 @@ def choose_engine(
     return Choice(SPARK, CHANGES, reason, seconds[SPARK])
 
 
-def sizes_of(plan: Plan, readers: Mapping[str, InputReader]) -> Sizes:
+def sizes_of(plan: PlanNode, readers: Mapping[str, InputReader]) -> Sizes:
     """Estimate a refresh from the descriptions of what is stored."""
     changed, total, by_key = 0, 0, 0
     scanned = 0
@@ -148,7 +154,7 @@ def sizes_of(plan: Plan, readers: Mapping[str, InputReader]) -> Sizes:
     return Sizes(changed, touched, total)
 
 
-def _access(plan: Plan, name: str, reader: InputReader) -> str:
+def _access(plan: PlanNode, name: str, reader: InputReader) -> str:
     """Return how rows of an input are found that a change touches: by its key, by a scan, or not at all."""
     _, schema = reader.handle.schema(reader.handle.known())
     found = "none"

@@ -29,7 +29,7 @@ from timespine.spark.type_mapping import arrow_columns
 from timespine.spark.write import driver_or_tasks
 from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes
 from timespine.views.engine.accumulators import Grouping
-from timespine.views.engine.evaluate import consolidate
+from timespine.views.engine.evaluate import consolidate_rows
 from timespine.views.engine.lowering import WEIGHT, to_memory
 from timespine.views.engine.store_source import StoreSource, stage_names
 from timespine.views.plan.delta import NEW
@@ -106,7 +106,7 @@ class SparkRefresh:
         changed = self.evaluator.changes(self.compiled.plan)
         if changed.local is not None:
             made = [pl.col(column.name).alias(name) for name, column in self.compiled.named]
-            view: Any = consolidate(changed.local.select([*made, pl.col(WEIGHT)]))
+            view: Any = consolidate_rows(changed.local.select([*made, pl.col(WEIGHT)]))
         else:
             view = self._settle(self._select(changed.frame), [name for name, _ in self.compiled.named])
         stages: list[Any] = []

@@ -33,7 +33,7 @@ from timespine.views.plan.algebra import (
     InputScan,
     Join,
     Negate,
-    Plan,
+    PlanNode,
     Project,
     Restrict,
     SetOperation,
@@ -75,9 +75,9 @@ class SparkEvaluator:
         self._source = source
         self._driver = Evaluator(source.store) if by_driver else None
         """What computes small parts that are on the list of the process, unless all is to be computed on Spark."""
-        self._small: dict[Plan, bool] = {}
-        self._deltas: dict[Plan, SparkRows] = {}
-        self._whole: dict[tuple[Plan, str], SparkRows] = {}
+        self._small: dict[PlanNode, bool] = {}
+        self._deltas: dict[PlanNode, SparkRows] = {}
+        self._whole: dict[tuple[PlanNode, str], SparkRows] = {}
         self._kept: list[Any] = []
         """DataFrames that are cached until the end."""
         self._cut: list[Any] = []
@@ -115,11 +115,11 @@ class SparkEvaluator:
             return give(self._source.collect_all(made))
         return SparkRows(made, is_computed=True)
 
-    def rows(self, plan: Plan, version: str) -> Any:
+    def rows(self, plan: PlanNode, version: str) -> Any:
         """Evaluate a plan over one version of the inputs."""
         return consolidate_frame(self._at(plan, version, None).frame, names_of(plan))
 
-    def changes(self, plan: Plan) -> SparkRows:
+    def changes(self, plan: PlanNode) -> SparkRows:
         """Evaluate how a plan changed."""
         if plan not in self._deltas:
             found = self._by_driver(plan, None)
@@ -135,7 +135,7 @@ class SparkEvaluator:
             self._deltas[plan] = self._settled(plan, got)
         return self._deltas[plan]
 
-    def _by_driver(self, plan: Plan, at: tuple[str, SparkKeys] | None) -> SparkRows | None:
+    def _by_driver(self, plan: PlanNode, at: tuple[str, SparkKeys] | None) -> SparkRows | None:
         """Let the driver compute how a plan changed, or its rows of some keys; None if only Spark can, or should."""
         if self._driver is None or isinstance(plan, InputScan) or not self._is_small(plan):
             return None
@@ -157,32 +157,32 @@ class SparkEvaluator:
                 self.groups[node] = (old, new)
         return self._source.rows_of(plan, found)
 
-    def _is_small(self, plan: Plan) -> bool:
+    def _is_small(self, plan: PlanNode) -> bool:
         """Return whether a plan is on the list of the process, and few changes and rows of inputs are below it."""
         if plan not in self._small:
             scans = [each for each in nodes_of(plan) if isinstance(each, InputScan)]
             self._small[plan] = only_spark(plan) is None and all(map(self._source.is_small, scans))
         return self._small[plan]
 
-    def _settled(self, plan: Plan, rows: SparkRows) -> SparkRows:
+    def _settled(self, plan: PlanNode, rows: SparkRows) -> SparkRows:
         """Consolidate changes, and compute them: several terms use them."""
         if rows.local is not None:
             return rows
         whole = consolidate_frame(with_plan_names(rows.frame, plan), names_of(plan))
         return self._localized(plan, SparkRows(whole, is_small=rows.is_small))
 
-    def _localized(self, plan: Plan, rows: SparkRows) -> SparkRows:
+    def _localized(self, plan: PlanNode, rows: SparkRows) -> SparkRows:
         """Compute rows of a plan that the next step joins, and takes keys from."""
         if rows.local is not None or rows.is_computed:
             return rows
         frame = with_plan_names(rows.frame, plan)
         return self._computed(frame, lambda found: self._source.rows_of(plan, found), is_small=rows.is_small)
 
-    def _none(self, plan: Plan) -> SparkRows:
+    def _none(self, plan: PlanNode) -> SparkRows:
         empty = pl.DataFrame(schema={**{each.name: memory_type(each.type) for each in plan.columns}, WEIGHT: pl.Int64})
         return self._source.rows_of(plan, empty)
 
-    def _keys(self, plan: Plan, rows: SparkRows, renamed: dict[str, str], *, nulls: bool) -> SparkKeys:
+    def _keys(self, plan: PlanNode, rows: SparkRows, renamed: dict[str, str], *, nulls: bool) -> SparkKeys:
         """Return the values of some columns of rows as a restriction under other names."""
         names = tuple(renamed.values())
         if rows.local is not None:
@@ -239,7 +239,7 @@ class SparkEvaluator:
 
     # Rows of plans, as of before or after.
 
-    def _at(self, plan: Plan, version: str, keys: SparkKeys | None) -> SparkRows:
+    def _at(self, plan: PlanNode, version: str, keys: SparkKeys | None) -> SparkRows:
         if (plan, version) in self._whole:
             return self._only(self._whole[plan, version], keys)
         if keys is not None and keys.local is not None:
@@ -285,7 +285,7 @@ class SparkEvaluator:
 
     # Nodes of rules.
 
-    def _evaluate(self, plan: Plan, keys: SparkKeys | None) -> SparkRows:
+    def _evaluate(self, plan: PlanNode, keys: SparkKeys | None) -> SparkRows:
         """Evaluate a node of a rule, restricted."""
         if isinstance(plan, At):
             return self._at(plan.node, plan.version, keys)
@@ -321,7 +321,7 @@ class SparkEvaluator:
             return self._none(plan)
         return SparkRows(union_frames([part.frame for part in there]), is_small=all(part.is_small for part in there))
 
-    def _grouped(self, plan: Plan, keys: SparkKeys | None) -> SparkRows:
+    def _grouped(self, plan: PlanNode, keys: SparkKeys | None) -> SparkRows:
         """Evaluate a node that treats the rows of each key apart: restricted below, if its keys are meant."""
         if isinstance(plan, Aggregate):
             own = keys.part(tuple(column.name for column in plan.keys)) if keys is not None else None

@@ -14,7 +14,7 @@ import polars as pl
 from timespine.spark.quoted_names import quoted
 from timespine.spark.setup.worker_python import is_connect
 from timespine.views.engine.lowering import WEIGHT
-from timespine.views.plan.algebra import Join, Plan, SortKey, Top, WindowCall, WindowNode, names_of
+from timespine.views.plan.algebra import Join, PlanNode, SortKey, Top, WindowCall, WindowNode, names_of
 from timespine.views.plan.expressions import Expression
 from timespine.views.spark_engine.scalar_text import expression_text, spark_type
 
@@ -267,6 +267,6 @@ def forget_rows(computed: Any) -> None:
         computed._jdf.queryExecution().logical().rdd().unpersist(False)
 
 
-def with_plan_names(frame: Any, plan: Plan) -> Any:
+def with_plan_names(frame: Any, plan: PlanNode) -> Any:
     """Select the columns of a plan and the counts, in order."""
     return columns(frame, [*names_of(plan), WEIGHT])

@@ -18,10 +18,10 @@ from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import to_spark
 from timespine.spark.type_mapping import struct_type, to_spark_schema
 from timespine.views.engine.accumulators import Grouping
-from timespine.views.engine.evaluate import Keys, consolidate
+from timespine.views.engine.evaluate import Keys, consolidate_rows
 from timespine.views.engine.lowering import WEIGHT, to_memory
 from timespine.views.engine.store_source import InputReader, StoreSource, stage_names
-from timespine.views.plan.algebra import Aggregate, InputScan, Plan
+from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode
 from timespine.views.plan.delta import NEW, OLD
 from timespine.views.spark_engine.frames import SparkKeys, SparkRows, consolidate_frame, union_frames
 from timespine.views.spark_engine.scalar_text import values_text
@@ -37,7 +37,7 @@ INLINE_CELLS = 2_000
 """Most values that are written into the text of a query: Spark plans better if it knows all rows."""
 
 
-def arrow_schema_of(plan: Plan) -> pa.Schema:
+def arrow_schema_of(plan: PlanNode) -> pa.Schema:
     """Return the columns of a plan and the counts, in types of Spark."""
     return to_spark_schema(pa.schema([*((column.name, column.type) for column in plan.columns), (WEIGHT, pa.int64())]))
 
@@ -61,7 +61,7 @@ class SparkSource:
             return self.spark.sql(values_text(table))
         return self.spark.createDataFrame(table)
 
-    def rows_of(self, plan: Plan, frame: pl.DataFrame) -> SparkRows:
+    def rows_of(self, plan: PlanNode, frame: pl.DataFrame) -> SparkRows:
         """Give rows of a plan that are on the driver."""
         return SparkRows(local=frame, make=lambda: self.local(frame, arrow_schema_of(plan)), is_small=True)
 
@@ -84,7 +84,7 @@ class SparkSource:
                     return SparkRows(
                         consolidate_frame(union_frames([frame, self.local(added, arrow_schema_of(scan))]), names)
                     )
-        found = consolidate(self.store.changes(scan))
+        found = consolidate_rows(self.store.changes(scan))
         return self.rows_of(scan, found)
 
     def is_small(self, scan: InputScan) -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from timespine.errors import UnsupportedView
-from timespine.views.plan.algebra import Aggregate, InputScan, Plan, Project, SetOperation, SortKey, Top, Union
+from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, Project, SetOperation, SortKey, Top, Union
 from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
 from timespine.views.sql.grouping import SelectGroups, sort_key
@@ -59,7 +59,7 @@ _QUERY_ARGS: dict[type, set[str]] = {exp.Subquery: {"this", "alias"}, exp.Select
 _SET_ARGS = {"this", "expression", "distinct", "with_", "order", "limit", "by_name"}
 
 
-def plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | None = None) -> tuple[Plan, Named]:
+def plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | None = None) -> tuple[PlanNode, Named]:
     """Return the plan of a query, and its columns under their names as written; raise UnsupportedView with reasons.
 
     `types` has the types of what only Spark computes; without it, that is refused.
@@ -87,7 +87,9 @@ class Builder:
         self.reasons: list[Reason] = []
         self._inputs = {name.lower(): (name, schema) for name, schema in inputs.items()}
 
-    def query(self, node: Any, ctes: Mapping[str, tuple[Plan, Named]], outer: Relation | None) -> tuple[Plan, Named]:
+    def query(
+        self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
+    ) -> tuple[PlanNode, Named]:
         """Translate a query; `outer` has the columns of the query around it, for subqueries."""
         check_args(node, _QUERY_ARGS.get(type(node), _SET_ARGS))
         if isinstance(node, exp.Subquery):
@@ -110,7 +112,7 @@ class Builder:
 
     # FROM.
 
-    def relation(self, node: Any, ctes: Mapping[str, tuple[Plan, Named]]) -> Relation:
+    def relation(self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]) -> Relation:
         """Translate one table, CTE or derived table of a FROM clause."""
         alias_node = node.args.get("alias")
         if alias_node is not None:
@@ -137,14 +139,14 @@ class Builder:
         alias = node.alias_or_name.lower()
         return Relation(plan, {(alias, name.lower()): column for name, column in named})
 
-    def _scan(self, name: str) -> tuple[Plan, Named]:
+    def _scan(self, name: str) -> tuple[PlanNode, Named]:
         input, schema = self._inputs[name]
         columns = [(each.name, self.fresh.column(each.name, each.type)) for each in schema]
         return InputScan(input, tuple((column, name) for name, column in columns)), columns
 
     def source(
-        self, node: Any, ctes: Mapping[str, tuple[Plan, Named]]
-    ) -> tuple[list[Plan], Relation, list[Expression]]:
+        self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]
+    ) -> tuple[list[PlanNode], Relation, list[Expression]]:
         """Translate FROM and its joins: plans that WHERE joins, their columns, and conditions that are left."""
         if node.args.get("from_") is None:
             raise refuse(node, "a SELECT without FROM has no rule", "read a collection")
@@ -178,7 +180,9 @@ class Builder:
 
     # SELECT.
 
-    def select(self, node: Any, ctes: Mapping[str, tuple[Plan, Named]], outer: Relation | None) -> tuple[Plan, Named]:
+    def select(
+        self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
+    ) -> tuple[PlanNode, Named]:
         """Translate one SELECT."""
         for what, reason in _REFUSED.items():
             if node.args.get(what):
@@ -202,7 +206,7 @@ class Builder:
         for (name, each), item in zip(named, node.expressions, strict=False):
             if pa.types.is_null(each.type):
                 raise refuse(item, f"{name} is NULL without a type", "write CAST(NULL AS ...)")
-        plan: Plan = Project(relation.plan, tuple(outputs))
+        plan: PlanNode = Project(relation.plan, tuple(outputs))
         if node.args.get("distinct") is not None:
             if node.args["distinct"].args.get("on"):
                 raise refuse(node, "DISTINCT ON has no rule", "use row_number()")
@@ -232,7 +236,7 @@ class Builder:
             raise refuse(node, "a subquery cannot stand here", "put it into WHERE, beside the others by AND")
         return None
 
-    def subquery_value(self, node: Any, relation: Relation, ctes: Mapping[str, tuple[Plan, Named]]) -> Expression:
+    def subquery_value(self, node: Any, relation: Relation, ctes: Mapping[str, tuple[PlanNode, Named]]) -> Expression:
         """Return the value of a scalar subquery as a column that is joined to the relation."""
         return scalar_subquery(self, node, relation, ctes)
 
@@ -253,7 +257,7 @@ class Builder:
 
     # Set operations, order.
 
-    def _set_operation(self, node: Any, ctes: Mapping[str, tuple[Plan, Named]]) -> tuple[Plan, Named]:
+    def _set_operation(self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]) -> tuple[PlanNode, Named]:
         left, named = self.query(node.left, ctes, None)
         right, others = self.query(node.right, ctes, None)
         if node.args.get("by_name"):
@@ -266,7 +270,7 @@ class Builder:
             raise refuse(node, str(error), "cast both sides to one type") from None
         self.check_keys(node, left.columns, node.key.upper())
         is_all = node.args.get("distinct") is False
-        plan: Plan
+        plan: PlanNode
         if isinstance(node, exp.Union):
             plan = Union((left, Project(right, tuple(zip(left.columns, right.columns, strict=True)))))
             if not is_all:
@@ -276,7 +280,7 @@ class Builder:
             plan = SetOperation(f"{kind} all" if is_all else kind, left, right)
         return plan, [(name, column) for (name, _), column in zip(named, plan.columns, strict=True)]
 
-    def _ordered(self, node: Any, plan: Plan, named: Named) -> tuple[Plan, Named]:
+    def _ordered(self, node: Any, plan: PlanNode, named: Named) -> tuple[PlanNode, Named]:
         """Keep the first rows in an order. An order without a limit means nothing: a collection has none."""
         limit = node.args.get("limit")
         if limit is None:

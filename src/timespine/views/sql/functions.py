@@ -12,10 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.views.plan.expressions import Call, Expression, Literal
+from timespine.views.plan.expressions import DIGITS, Call, Expression, Literal
 
 INT, BIGINT, DOUBLE, TEXT, DATE, BOOL = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.date32(), pa.bool_()
-DIGITS = 38
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 
@@ -98,12 +97,12 @@ def call(name: str, *args: Expression) -> Expression:
     return made(name, list(args))
 
 
-Maker = Callable[[str, list[Expression]], Expression]
-_LIST: dict[str, Maker] = {}
+MakeExpression = Callable[[str, list[Expression]], Expression]
+_LIST: dict[str, MakeExpression] = {}
 
 
-def _on(*names: str) -> Callable[[Maker], Maker]:
-    def register(made: Maker) -> Maker:
+def _on(*names: str) -> Callable[[MakeExpression], MakeExpression]:
+    def register(made: MakeExpression) -> MakeExpression:
         _LIST.update(dict.fromkeys(names, made))
         return made
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from sqlglot import exp
 
-from timespine.views.plan.algebra import Aggregate, Plan, Project, SortKey, Union, WindowNode
+from timespine.views.plan.algebra import Aggregate, PlanNode, Project, SortKey, Union, WindowNode
 from timespine.views.plan.expressions import Expression, Literal, PlanColumn
 from timespine.views.sql.aggregates import Aggregates, is_aggregate
 from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
@@ -33,7 +33,9 @@ _SETS = (exp.GroupingSets, exp.Rollup, exp.Cube)
 class SelectGroups:
     """The part of a SELECT after WHERE: it replaces the plan of its relation step by step."""
 
-    def __init__(self, builder: Builder, relation: Relation, node: Any, ctes: Mapping[str, tuple[Plan, Named]]) -> None:
+    def __init__(
+        self, builder: Builder, relation: Relation, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]
+    ) -> None:
         self._builder = builder
         self._relation = relation
         self._node = node
@@ -94,15 +96,15 @@ class SelectGroups:
         relation.plan = Aggregate(plan, tuple(dict.fromkeys(columns)), tuple(calls))
 
     def _expand(
-        self, plan: Plan, texts: list[str], columns: list[PlanColumn], sets: list[list[str]]
-    ) -> tuple[Plan, list[PlanColumn]]:
+        self, plan: PlanNode, texts: list[str], columns: list[PlanColumn], sets: list[list[str]]
+    ) -> tuple[PlanNode, list[PlanColumn]]:
         """Give each row once for each grouping set; return the plan and the keys of its groups."""
         fresh = self._builder.fresh
         keys = [fresh.column(each.name.partition("#")[0], each.type) for each in columns]
         place = fresh.column("set", pa.int32())
         asked = self._groupings(texts, [each.name for each in columns])
         marks = [(fresh.column("grouping", kind), wanted) for kind, wanted in asked.values()]
-        parts: list[Plan] = []
+        parts: list[PlanNode] = []
         for number, members in enumerate(sets):
             given = [
                 (key, column if text in members else Literal(None, key.type))

@@ -7,7 +7,7 @@ from timespine.views.plan.algebra import (
     Filter,
     InputScan,
     Join,
-    Plan,
+    PlanNode,
     Project,
     SetOperation,
     Top,
@@ -21,21 +21,21 @@ from timespine.views.plan.delta import rebuild
 from timespine.views.plan.expressions import Expression, PlanColumn, columns_of
 
 
-def prune_columns(plan: Plan) -> Plan:
+def prune_columns(plan: PlanNode) -> PlanNode:
     """Return a plan with the same result whose nodes have only columns that are needed."""
     order = list(nodes_of(plan))
-    needed: dict[Plan, set[str]] = {node: set() for node in order}
+    needed: dict[PlanNode, set[str]] = {node: set() for node in order}
     needed[plan] = set(names_of(plan))
     for node in reversed(order):
         for child, names in zip(children_of(node), _needs(node, needed[node]), strict=True):
             needed[child] |= names & set(names_of(child))
-    made: dict[Plan, Plan] = {}
+    made: dict[PlanNode, PlanNode] = {}
     for node in order:
         made[node] = _narrowed(node, needed[node], tuple(made[child] for child in children_of(node)))
     return made[plan]
 
 
-def _needs(node: Plan, above: set[str]) -> list[set[str]]:
+def _needs(node: PlanNode, above: set[str]) -> list[set[str]]:
     """Return the columns that a node needs of each child, for those that are needed of it."""
     if isinstance(node, Filter):
         return [above | columns_of(node.condition)]
@@ -61,7 +61,7 @@ def _kept(node: Project, above: set[str]) -> list[tuple[PlanColumn, Expression]]
     return kept or list(node.outputs[:1])
 
 
-def _narrowed(node: Plan, above: set[str], children: tuple[Plan, ...]) -> Plan:
+def _narrowed(node: PlanNode, above: set[str], children: tuple[PlanNode, ...]) -> PlanNode:
     if isinstance(node, InputScan):
         kept = tuple(each for each in node.outputs if each[0].name in above)
         return InputScan(node.input, kept or node.outputs[:1])

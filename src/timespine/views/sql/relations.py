@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from timespine.views.plan.algebra import Filter, Join, Plan, Project, Union, names_of
+from timespine.views.plan.algebra import Filter, Join, PlanNode, Project, Union, names_of
 from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of, conjunction, conjuncts
 from timespine.views.sql.functions import NotListed, cast, common_type
 
@@ -28,26 +28,26 @@ class Fresh:
 class Relation:
     """A plan, and the names that a query knows its columns by."""
 
-    plan: Plan
+    plan: PlanNode
     scope: dict[tuple[str, str], PlanColumn] = field(default_factory=dict)
     """Columns by the alias of their table and their name, in lower case."""
 
 
-def filtered(plan: Plan, conditions: Sequence[Expression]) -> Plan:
+def filtered(plan: PlanNode, conditions: Sequence[Expression]) -> PlanNode:
     """Return the rows of a plan that satisfy all conditions."""
     whole = conjunction(list(conditions))
     return plan if whole is None else Filter(plan, whole)
 
 
-def joined(fresh: Fresh, kind: str, left: Plan, right: Plan, conditions: Sequence[Expression]) -> Plan:
+def joined(fresh: Fresh, kind: str, left: PlanNode, right: PlanNode, conditions: Sequence[Expression]) -> PlanNode:
     """Join two plans by conditions: equalities of one side with the other become keys."""
     left, right, keys, rest = join_keys(fresh, left, right, conditions)
     return Join(kind, left, right, keys, conjunction(rest))
 
 
 def join_keys(
-    fresh: Fresh, left: Plan, right: Plan, conditions: Sequence[Expression]
-) -> tuple[Plan, Plan, tuple[tuple[PlanColumn, PlanColumn], ...], list[Expression]]:
+    fresh: Fresh, left: PlanNode, right: PlanNode, conditions: Sequence[Expression]
+) -> tuple[PlanNode, PlanNode, tuple[tuple[PlanColumn, PlanColumn], ...], list[Expression]]:
     """Turn equalities between two plans into keys; return the plans with columns for them, and what is left."""
     here, there = set(names_of(left)), set(names_of(right))
     keys: list[tuple[Expression, Expression]] = []
@@ -77,7 +77,7 @@ def _equality(condition: Expression, here: set[str], there: set[str]) -> tuple[E
     return None
 
 
-def with_columns(fresh: Fresh, plan: Plan, expressions: Sequence[Expression]) -> tuple[Plan, list[PlanColumn]]:
+def with_columns(fresh: Fresh, plan: PlanNode, expressions: Sequence[Expression]) -> tuple[PlanNode, list[PlanColumn]]:
     """Add expressions to a plan as columns, unless they are columns of it."""
     added: list[tuple[PlanColumn, Expression]] = []
     columns: list[PlanColumn] = []
@@ -92,12 +92,12 @@ def with_columns(fresh: Fresh, plan: Plan, expressions: Sequence[Expression]) ->
     return Project(plan, (*((each, each) for each in plan.columns), *added)), columns
 
 
-def outer_join(fresh: Fresh, side: str, left: Plan, right: Plan, conditions: Sequence[Expression]) -> Plan:
+def outer_join(fresh: Fresh, side: str, left: PlanNode, right: PlanNode, conditions: Sequence[Expression]) -> PlanNode:
     """Return an outer join: the inner one, beside the rows without a match with nulls for the other side."""
     one, two, keys, rest = join_keys(fresh, left, right, conditions)
     condition = conjunction(rest)
     columns = (*left.columns, *right.columns)
-    parts: list[Plan] = [Project(Join("inner", one, two, keys, condition), tuple((each, each) for each in columns))]
+    parts: list[PlanNode] = [Project(Join("inner", one, two, keys, condition), tuple((each, each) for each in columns))]
     if side in ("LEFT", "FULL"):
         parts.append(_padded(Join("anti", one, two, keys, condition), columns))
     if side in ("RIGHT", "FULL"):
@@ -106,12 +106,12 @@ def outer_join(fresh: Fresh, side: str, left: Plan, right: Plan, conditions: Seq
     return Union(tuple(parts))
 
 
-def _padded(plan: Plan, columns: Sequence[PlanColumn]) -> Plan:
+def _padded(plan: PlanNode, columns: Sequence[PlanColumn]) -> PlanNode:
     there = set(names_of(plan))
     return Project(plan, tuple((each, each if each.name in there else Literal(None, each.type)) for each in columns))
 
 
-def combine(fresh: Fresh, relations: list[Plan], conditions: Sequence[Expression]) -> Plan:
+def combine(fresh: Fresh, relations: list[PlanNode], conditions: Sequence[Expression]) -> PlanNode:
     """Join relations by conditions: each as early as its columns are there, along equalities where there are some."""
     left = [part for each in conditions for part in conjuncts(each)]
     waiting = []
@@ -132,13 +132,13 @@ def combine(fresh: Fresh, relations: list[Plan], conditions: Sequence[Expression
     return filtered(whole, left)
 
 
-def aligned(fresh: Fresh, left: Plan, right: Plan) -> tuple[Plan, Plan]:
+def aligned(fresh: Fresh, left: PlanNode, right: PlanNode) -> tuple[PlanNode, PlanNode]:
     """Bring the columns of two plans to common types, each under names of its own; raise NotListed if it cannot be."""
     if len(left.columns) != len(right.columns):
         raise NotListed(f"one side has {len(left.columns)} columns, the other {len(right.columns)}")
     types = [common_type(pair) for pair in zip(left.columns, right.columns, strict=True)]
 
-    def side(plan: Plan) -> Plan:
+    def side(plan: PlanNode) -> PlanNode:
         made = zip(plan.columns, types, strict=True)
         return Project(
             plan, tuple((fresh.column(each.name.partition("#")[0], to), cast(each, to)) for each, to in made)

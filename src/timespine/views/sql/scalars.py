@@ -14,11 +14,10 @@ from sqlglot import exp
 from timespine.columnar.schema.types import parse_type
 from timespine.errors import UsageError
 from timespine.views.engine.lowering import Declined, fold_constant
-from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Literal, columns_of
+from timespine.views.plan.expressions import DIGITS, TEXT_CALL, Call, Expression, Literal, columns_of
 from timespine.views.sql.functions import (
     BIGINT,
     DATE,
-    DIGITS,
     DOUBLE,
     INT,
     TEXT,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from sqlglot import exp
 
-from timespine.views.plan.algebra import Aggregate, Filter, Join, Plan, Project, Union, names_of
+from timespine.views.plan.algebra import Aggregate, Filter, Join, PlanNode, Project, Union, names_of
 from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of, replace_columns
 from timespine.views.sql.functions import NotListed, call
 from timespine.views.sql.grouping import SelectGroups
@@ -28,7 +28,7 @@ from timespine.views.sql.scalars import Scalars, and_parts
 if TYPE_CHECKING:
     from timespine.views.sql.from_sql import Builder, Named
 
-Ctes = Mapping[str, tuple["Plan", "Named"]]
+Ctes = Mapping[str, tuple["PlanNode", "Named"]]
 
 _ARITHMETIC = {"+", "-", "*", "/", "cast", "negative"}
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
@@ -109,7 +109,7 @@ def _exists(builder: Builder, node: Any, relation: Relation, ctes: Ctes, kind: s
 
 def _one_column(
     builder: Builder, node: Any, relation: Relation, ctes: Ctes
-) -> tuple[Plan, Expression, list[Expression]]:
+) -> tuple[PlanNode, Expression, list[Expression]]:
     """Translate the query of IN; return its plan, its one expression, and what correlates."""
     select = _query_of(node.args["query"])
     if _is_simple(select):

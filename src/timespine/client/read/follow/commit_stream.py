@@ -26,7 +26,7 @@ import pyarrow as pa
 from timespine.client.inner_handles import CollectionHandle, StoreContext
 from timespine.client.read.follow.log_follower import Follower
 from timespine.client.read.leases import close_on_error
-from timespine.client.read.rows import REPLANS, Updates, check_columns_unchanged
+from timespine.client.read.rows import Updates, check_columns_unchanged
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.part_list_tree import add_to_counter
 from timespine.columnar.scan.scan_request import ScanRequest
@@ -36,7 +36,7 @@ from timespine.core.batch import Run
 from timespine.core.commit_delta import CommitDelta, delta_of_commit
 from timespine.core.encoding.state_diff import StateDiff, apply_diff
 from timespine.core.protocols.load_state import apply_newer_diffs
-from timespine.core.read_plan import plan_all, plan_runs
+from timespine.core.read_plan import REPLANS, plan_all, plan_runs
 from timespine.core.state import State
 from timespine.errors import CorruptionError, LeaseExpired, TimespineError, Unavailable, UsageError, short_repr
 from timespine.libraries import pc

@@ -20,14 +20,14 @@ from timespine.columnar.ingest.update_table import update_table
 from timespine.core.transitions import HeartbeatWriter
 from timespine.errors import TimespineError, UsageError
 
-Progress = Callable[[int], None]
+RowsProgress = Callable[[int], None]
 """A function to call with the number of rows loaded so far."""
 
 
 def bulk_load(
     handle: CollectionHandle,
     batches: Iterable[pa.RecordBatch],
-    progress: Progress | None = None,
+    progress: RowsProgress | None = None,
     operation: str = "load",
 ) -> CommitResult:
     """Append all rows at the next free time, as one commit, in the memory of a few parts.

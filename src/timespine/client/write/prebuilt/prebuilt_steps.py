@@ -20,7 +20,7 @@ from timespine.core.transitions import AppendResult, Command
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
-Batches = tuple[HollowBatch, ...]
+HollowBatches = tuple[HollowBatch, ...]
 
 
 class FlushesRuns:
@@ -119,18 +119,18 @@ class PrebuiltAppendAtStep(FlushesRuns, Step):
 class PrebuiltBatchStep(Step):
     """Whole batches of a batch writer, which makes the command. A refusal is the result."""
 
-    batches: Batches
-    command: Callable[[Batches], Command]
+    batches: HollowBatches
+    command: Callable[[HollowBatches], Command]
     flushes_first: bool = False
     """Whether to put inline parts as blobs before the first try: the command has no limit for them."""
-    flushed: Batches = field(default=())
+    flushed: HollowBatches = field(default=())
 
     @property
     def is_conditional(self) -> bool:
         return True
 
     @property
-    def offered(self) -> Batches:
+    def offered(self) -> HollowBatches:
         """The batches to offer: the flushed ones, if there are any."""
         return self.flushed or self.batches
 
@@ -167,7 +167,7 @@ def discard_flushed(handle: CollectionHandle, runs: Runs, flushed: Runs) -> None
         delete_flushed(handle, (_unplaced(runs, 0),), (_unplaced(flushed, 0),))
 
 
-def _flush(handle: CollectionHandle, batches: Batches) -> Batches:
+def _flush(handle: CollectionHandle, batches: HollowBatches) -> HollowBatches:
     """Put the inline parts of batches as blobs, of all or of none."""
     writer = handle.committer.writer(handle.id)
     flushed: list[HollowBatch] = []
