@@ -10,7 +10,7 @@ from mutations import bug, in_views, patched
 from timespine.client.api_for_engines import view_hold_name
 from timespine.client.catalog.drop_and_purge import DropService
 from timespine.client.store import Store
-from timespine.client.write.transaction import Transaction
+from timespine.client.write.transaction import RefreshTransaction, Transaction
 from timespine.core.transitions import AdvanceUpper, CompareAndDowngrade, RegisterHold
 from timespine.errors import LateRows, UpperMismatch
 from timespine.model.frontier import Frontier
@@ -70,7 +70,7 @@ def a_refresh_does_not_expect_the_uppers_that_it_was_computed_from() -> Iterator
     real = Transaction.expect
 
     def expect(self, collection, upper):
-        if not self.refreshes:
+        if not self._refreshes:
             real(self, collection, upper)
 
     with patched(Transaction, "expect", expect):
@@ -195,13 +195,13 @@ def a_view_on_views_misses_what_is_not_stored_yet() -> Iterator[None]:
 @in_views
 @bug
 def a_view_holds_nothing_of_its_inputs() -> Iterator[None]:
-    real = Transaction.also
+    real = RefreshTransaction.also
 
     def also(self, collection, command):
         if not isinstance(command, RegisterHold):
             real(self, collection, command)
 
-    with patched(Transaction, "also", also):
+    with patched(RefreshTransaction, "also", also):
         yield
 
 

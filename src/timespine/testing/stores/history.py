@@ -76,6 +76,12 @@ meanwhile."""
 SLEEP_CHANCE = 0.3
 """The chance that a process falls asleep while it puts a blob for a collection that is not created yet."""
 
+TURN_PAUSE_CHANCE = 0.3
+"""The chance that a process is paused right after it claimed a turn."""
+
+TURN_PAUSE_S = 0.05
+"""The duration of such a pause: shorter than a turn."""
+
 AWAY_CHANCE = 20
 """The factor by which storage goes away more likely right after a commit than at any other moment."""
 
@@ -116,6 +122,8 @@ class StoreHistory:
         """At least the chance of a fault at a switch point."""
         self.config = self.random.choice((QUICK, SMALL, BLOBS))
         self.config = replace(self.config, relay_appends=self.random.random() < RELAYED)
+        self._turn_random = random.Random(seed)
+        """The chance of pauses in turns: of its own, so that histories without turns do not depend on it."""
         self._favour: dict[str, int] = {}
         self.calls: list[UserCall] = []
         self.running: list[UserCall] = []
@@ -163,6 +171,8 @@ class StoreHistory:
         chance = scheduler.random.random()
         if where.startswith("put "):
             self._put(process, where)
+        if where.startswith("compare and set ") and where.endswith(" was done"):
+            self._pause_in_turn(process)
         if chance < self._fault_chance:
             self._disturb(process, where, chance)
         if self.storage.ghosts and scheduler.random.random() < 0.05:
@@ -204,6 +214,15 @@ class StoreHistory:
         self.storage.away_until = self.scheduler.now + away_s
         self.is_disturbed = self.is_disturbed or away_s >= LONG_S
         self.note("storage goes away")
+
+    def _pause_in_turn(self, process: StoreProcess) -> None:
+        """Pause a process now and then while it has a turn, so that others want one meanwhile."""
+        turns = (states[-1].turn for states in self.world.states.values())
+        has_turn = any(turn is not None and turn.writer[1:] in process.ids for turn in turns)
+        if has_turn and self.faults.pause and self._turn_random.random() < TURN_PAUSE_CHANCE:
+            self.world.counts["pauses in turns"] += 1
+            process.paused_until = self.scheduler.now + TURN_PAUSE_S
+            self.note("is paused in its turn")
 
     def _crash(self, process: StoreProcess) -> None:
         self.world.counts["crashes"] += 1
