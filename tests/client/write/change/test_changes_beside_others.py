@@ -163,6 +163,23 @@ def test_upserts_of_the_same_keys_from_many_threads_leave_one_row_per_key(place)
     assert set(there) <= {(k,) for k in range(4)}
 
 
+@BOTH
+def test_four_processes_that_upsert_the_same_rows_start_no_change_again(place, config):
+    stores = [place.open(config=config) for _ in range(4)]
+    create(stores[0]).append([row(k, "first") for k in range(8)])
+
+    def work(store, who):
+        for turn in range(8):
+            store["orders"].upsert([row(k, who, turn) for k in range(8)])
+
+    in_threads(*(lambda who=who, store=store: work(store, who) for who, store in zip("abcd", stores, strict=True)))
+    assert now(stores[0]["orders"], "k") == {(k,): 1 for k in range(8)}
+    for store in stores:
+        counters = store["orders"]._handle.committer.counters
+        assert counters["changes read"] == 8
+        assert "changes started again" not in counters
+
+
 # Against a model.
 
 
