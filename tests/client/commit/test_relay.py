@@ -199,6 +199,22 @@ def test_a_committer_that_was_expired_meanwhile_is_in_doubt(pair):
     assert ids(first) == [0, 2]
 
 
+def test_a_store_that_paused_and_was_expired_commits_by_itself_and_then_hands_over_again(pair):
+    first, second = pair
+    log = second["log"]
+    log.append(row(0))
+    paused = second._committer.session.committer
+    real = second._committer.driver._clock
+    second._committer.driver._clock = lambda: real() + 2 * 3600
+    first._committer.commit((log.id, ExpireCommitter(paused)))
+    for n in range(1, 4):
+        log.append(row(n))
+    assert ids(first) == [0, 1, 2, 3]
+    assert second._committer.session.committer != paused
+    assert counted(second, "looked for after a lost reply") == 0
+    assert counted(second, "handed over") == 3, "all but the first after the pause"
+
+
 def test_rows_that_do_not_fit_are_the_error_of_their_caller(pair):
     _, second = pair
     log = second["log"]
