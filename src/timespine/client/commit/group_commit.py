@@ -230,27 +230,13 @@ class GroupCommitter:
         return answers
 
     def as_next_group(self, collection: str, carry_out: Callable[[Origin], None]) -> None:
-        """Let another process commit the next group of this committer, while no thread of this one commits.
-
-        Do nothing if the committer may be expired soon: this process commits by itself, and that extends the lease.
-        """
+        """Let another process commit the next group of this committer, while no thread of this one commits."""
         with self._turn:
             self._settle()
             self._enter(collection)
-            if not self._has_half_a_term_left(collection):
-                return
             self.session.group += 1
             carry_out(Origin(self.session.committer, self.session.group, self.session.writer))
         self._notify({collection})
-
-    def _has_half_a_term_left(self, collection: str) -> bool:
-        """Return whether the lease of this committer ends late enough for another process to commit its group.
-
-        SUBTLE: after a long pause, maintenance may have expired the committer. A group that is handed over under it
-        would be in doubt, though it never was committed (test_relay.py).
-        """
-        lease = self.known(collection).committers.get(self.session.committer)
-        return lease is not None and self.driver.now_ms() <= lease.until_ms - lease.term_ms // 2
 
     def commit_alone(self, transaction: CommandTransaction) -> Reply:
         """Commit one transaction alone, from inside of `commit_placed`. Caller holds the commit lock."""
