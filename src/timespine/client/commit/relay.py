@@ -180,8 +180,8 @@ class Relay:
 def _has_half_a_term_left(committer: GroupCommitter, collection: str, origin: Origin) -> bool:
     """Return whether the lease of a committer ends late enough for another process to commit its group.
 
-    SUBTLE: after a long pause, maintenance may have expired the committer. A group that is handed over under it would be
-    in doubt, though it never was committed (test_relay.py).
+    SUBTLE: after a long pause, maintenance may have expired the committer. A group that is handed over under it would
+    be in doubt, though it never was committed (test_relay.py).
     """
     lease = committer.known(collection).committers.get(origin.committer)
     return lease is not None and committer.driver.now_ms() <= lease.until_ms - lease.term_ms // 2
