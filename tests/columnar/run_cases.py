@@ -33,8 +33,8 @@ from timespine.core.read_plan import apply_parent_bounds
 from timespine.location.memory import MemoryBlob
 from timespine.model.frontier import Frontier, advance_by
 
-CONFIG = replace(DEFAULT, row_group_rows=3, bound_bytes=12, stats_bytes=120, inline_part_bytes=1 << 20)
-"""Row groups of three rows, and bounds so short that they are cut."""
+CONFIG = replace(DEFAULT, row_group_rows=3, page_rows=1, bound_bytes=12, stats_bytes=120, inline_part_bytes=1 << 20)
+"""Row groups of three rows, a page for each row, and bounds so short that they are cut."""
 
 FLAT = [kind for kind in TYPES if not is_nested(kind)]
 WIDER = [(old, new) for old in TYPES for new in TYPES if not is_nested(old) and old != new and can_widen(old, new)] + [

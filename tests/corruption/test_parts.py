@@ -17,15 +17,19 @@ from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.memory import MemoryBlob
 
-CONFIG = dataclasses.replace(DEFAULT, row_group_rows=20)
+CONFIG = dataclasses.replace(DEFAULT, row_group_rows=20, page_rows=5)
 TABLE = rows(40)
 MADE = encoded(TABLE, config=CONFIG)
 TAIL = MADE.data[-MADE.meta.tail :]
 PATIENCE_S = 20.0
 """No single attempt takes so long, however slow the machine is."""
 
+PAGE = object()
+"""Stands for one page of a row group."""
+
 READS = {
     "whole": (None, None),
+    "a page": (PAGE, ["_diff", "name"]),
     "a row group": ([1], None),
     "two columns": (None, ["_diff", "name"]),
 }
@@ -36,12 +40,12 @@ def attempt(data, groups, columns, part=None):
     started = time.monotonic()
     try:
         reader = open_part(part or part_of(MADE), "orders", SCHEMA, 3, Bytes(data), CONFIG)
-        found = reader.read(groups, columns)
+        found = reader.read_page(1, 2, columns) if groups is PAGE else reader.read(groups, columns)
     except CorruptionError:
         return True
     finally:
         assert time.monotonic() - started < PATIENCE_S
-    wanted = TABLE if groups is None else TABLE.slice(20, 20)
+    wanted = TABLE.slice(30, 5) if groups is PAGE else TABLE if groups is None else TABLE.slice(20, 20)
     check_same(found, wanted if columns is None else wanted.select(columns))
     return False
 

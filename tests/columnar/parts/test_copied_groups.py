@@ -21,7 +21,7 @@ from timespine.columnar.schema.schema import define
 from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError
 
-CONFIG = dataclasses.replace(DEFAULT, row_group_rows=20, stats_bytes=1 << 20)
+CONFIG = dataclasses.replace(DEFAULT, row_group_rows=20, page_rows=5, stats_bytes=1 << 20)
 LONG = define({"k": "string"}, {"v": "double"})
 some = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -50,7 +50,8 @@ def test_row_groups_of_several_parts_make_one_that_reads_like_their_rows(count, 
     cuts = sorted({0, count, *data.draw(st.lists(st.integers(0, count), max_size=4))})
     spans, wanted = [], []
     for number, (start, stop) in enumerate(pairwise(cuts)):
-        config = dataclasses.replace(CONFIG, row_group_rows=data.draw(st.integers(1, 30)))
+        rows_of_group, rows_of_page = data.draw(st.integers(1, 30)), data.draw(st.integers(1, 30))
+        config = dataclasses.replace(CONFIG, row_group_rows=rows_of_group, page_rows=rows_of_page)
         piece = table.slice(start, stop - start).combine_chunks()
         made = encoded(piece, config=config, name=f"p{number}")
         whole = groups_of(made, config=config, part=part_of(made, f"orders/w1/p{number}"))
@@ -63,6 +64,11 @@ def test_row_groups_of_several_parts_make_one_that_reads_like_their_rows(count, 
     expected = pa.concat_tables(wanted).combine_chunks()
     check_same(reader.read(), expected)
     reader.verify()
+    pages = [(span.reader, group) for span in spans for group in span.groups]
+    for group, (source, its_group) in enumerate(pages):
+        assert reader.page_table(group) == source.page_table(its_group)
+        for page in range(reader.page_table(group).pages if reader.page_table(group) else 0):
+            check_same(reader.read_page(group, page, ["name"]), source.read_page(its_group, page, ["name"]))
     known = describe_updates(expected, SCHEMA, sorted=True, budget=1 << 20)
     for name in ("lower", "upper", "min_time", "max_time", "min_diff", "max_diff", "columns"):
         assert getattr(made.meta, name) == getattr(known, name), name

@@ -115,9 +115,9 @@ def test_a_part_may_hold_a_copy_of_its_own_footer():
     seen = []
     seal = parts._fill_hashes
 
-    def look(written, metadata, footer):
+    def look(written, metadata, footer, page_rows):
         seen.append(parts.msgspec.json.encode(footer).decode())
-        return seal(written, metadata, footer)
+        return seal(written, metadata, footer, page_rows)
 
     schema = define({"s": "string"}, None)
     text = "x"

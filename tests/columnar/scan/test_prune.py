@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from run_cases import CONFIG, Place, naive, questions, updates_of, worlds
 
 from timespine.columnar.kernels.key_encoding import encode_scalar
+from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.predicate.key_set import FEW, KeySet
 from timespine.columnar.predicate.where import as_predicate, col
 from timespine.columnar.scan.prune import Pruner
@@ -240,3 +241,118 @@ def test_an_empty_set_of_keys_reads_nothing():
     rows, scan_stats = read(place, [run], ScanRequest(KV, KV.names, keys=keys()))
     assert rows == []
     assert scan_stats.parts == 0
+
+
+def paged(count=400, group=100, page=10):
+    """A run whose row groups have pages, and how often each page was decoded."""
+    place = Place([KV], replace(ROOMY, row_group_rows=group, page_rows=page))
+    return place, place.run(pairs(range(count)))
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """What was decoded: row groups with their columns, and pages."""
+    calls = []
+    read_each, read_page = PartReader.read_each, PartReader.read_page
+
+    def groups(self, groups, columns):
+        calls.append(("groups", tuple(groups), tuple(columns)))
+        return read_each(self, groups, columns)
+
+    def page(self, group, page, columns):
+        calls.append(("page", group, page, tuple(columns)))
+        return read_page(self, group, page, columns)
+
+    monkeypatch.setattr(PartReader, "read_each", groups)
+    monkeypatch.setattr(PartReader, "read_page", page)
+    return calls
+
+
+def test_a_lookup_decodes_the_key_of_a_row_group_and_one_page_of_the_rest(decoded):
+    place, run = paged()
+    rows, _ = read(place, [run], ScanRequest(KV, KV.names, keys=keys(137)))
+    assert [(row["k"], row["v"]) for row in rows] == [(137, 1370)]
+    assert decoded == [("groups", (1,), ("k",)), ("page", 1, 3, ("v",))]
+
+
+def test_a_second_lookup_of_the_same_page_decodes_nothing(decoded):
+    place, run = paged()
+    parts = place.parts()
+    for key in (137, 131, 137):
+        (found,) = scan(parts, [run], ScanRequest(KV, KV.names, keys=keys(key)), 1 << 20)
+        assert found.column("v").to_pylist() == [key * 10]
+    assert len(decoded) == 2
+
+
+def test_a_range_decodes_the_pages_that_it_touches(decoded):
+    place, run = paged()
+    where = as_predicate((col("k") >= 118) & (col("k") < 132))
+    rows, _ = read(place, [run], ScanRequest(KV, KV.names, where=where))
+    assert [row["k"] for row in rows] == list(range(118, 132))
+    assert decoded == [("groups", (1,), ("k",)), *(("page", 1, page, ("v",)) for page in (1, 2, 3))]
+
+
+def test_rows_all_over_a_row_group_are_read_with_it(decoded):
+    place, run = paged()
+    rows, _ = read(place, [run], ScanRequest(KV, KV.names, keys=keys(*range(105, 200, 5))))
+    assert [row["k"] for row in rows] == list(range(105, 200, 5))
+    assert decoded == [("groups", (1,), ("k",)), ("groups", (1,), ("v",))]
+
+
+def test_a_lookup_uses_what_a_read_of_the_row_group_has_decoded(decoded):
+    place, run = paged()
+    parts = place.parts()
+    assert sum(table.num_rows for table in scan(parts, [run], ScanRequest(KV, KV.names), 1 << 20)) == 400
+    before = len(decoded)
+    (found,) = scan(parts, [run], ScanRequest(KV, KV.names, keys=keys(137)), 1 << 20)
+    assert (found.column("v").to_pylist(), len(decoded)) == ([1370], before)
+
+
+def test_a_key_that_is_not_there_decodes_no_page(decoded):
+    place = Place([KV], replace(ROOMY, row_group_rows=100, page_rows=10))
+    run = place.run(pairs(range(0, 800, 2)))
+    for key in range(1, 801, 50):
+        rows, _ = read(place, [run], ScanRequest(KV, KV.names, keys=keys(key)))
+        assert rows == []
+    assert not [each for each in decoded if each[0] == "page"]
+
+
+def test_a_part_whose_columns_changed_since_is_read_by_row_groups(decoded):
+    place, run = paged()
+    newest = KV.add("more", "string")
+    place.schemas.append(newest)
+    rows, _ = read(place, [run], ScanRequest(newest, newest.names, keys=keys(137)))
+    assert [(row["k"], row["v"], row["more"]) for row in rows] == [(137, 1370, None)]
+    assert [each[0] for each in decoded] == ["groups"]
+
+
+@some
+@examples(st.data())
+def test_reads_by_pages_give_what_reads_by_row_groups_give(data):
+    """The plain way is the same request where no part has pages."""
+    numbers = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=60))
+    group, page = data.draw(st.integers(2, 20)), data.draw(st.integers(1, 10))
+    schema = define({"a": "int64", "b": "string"}, {"v": "double"})
+    updates = [((n // 7, f"{n:03}"[: n % 4], float(n)), (n % 3,), 1) for n in numbers]
+    chosen = data.draw(st.lists(st.sampled_from(updates), min_size=1, max_size=4))
+    first = pa.array([row[0] for row, *_ in chosen], pa.int64())
+    second = pa.array([row[1] for row, *_ in chosen])
+    low, high = sorted((data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))))
+    asked = data.draw(
+        st.sampled_from(
+            [
+                {"keys": KeySet(pa.table({"a": first, "b": second}))},
+                {"keys": KeySet(pa.table({"a": first}))},
+                {"where": as_predicate((col("a") >= low) & (col("a") <= high))},
+                {"where": as_predicate(col("v") >= float(7 * low)), "keys": KeySet(pa.table({"a": first}))},
+            ]
+        )
+    )
+    columns = data.draw(st.sampled_from([schema.names, ("v",), ("a",), ("b", "v")]))
+    found = []
+    for page_rows in (page, group):
+        place = Place([schema], replace(ROOMY, row_group_rows=group, page_rows=page_rows))
+        run = place.run(updates)
+        rows, _ = read(place, [run], ScanRequest(schema, columns, window=Window(until=(2,)), **asked))
+        found.append(rows)
+    assert found[0] == found[1]

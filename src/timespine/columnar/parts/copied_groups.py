@@ -101,7 +101,8 @@ def join_row_groups(
     blooms, bloom_pieces = _blooms(spans)
     index_start = len(MAGIC) + sum(map(len, chunks)) + sum(map(len, blooms))
     groups, indexes = _move(spans, index_start)
-    pieces = [*chunk_pieces, *bloom_pieces, (len(indexes), hash_of(indexes))]
+    tables = _page_tables(spans)
+    pieces = [*chunk_pieces, *bloom_pieces, *((len(each), hash_of(each)) for each in (indexes, *tables))]
     footer = Footer(
         version=FORMAT_VERSION,
         collection=collection,
@@ -114,11 +115,12 @@ def join_row_groups(
         blooms=bool(bloom_pieces),
         nans=tuple(sorted({id for span in spans for id in span.reader.footer.nans})),
         lowers=tuple(lowers),
+        page_tables=bool(tables),
     )
     text = msgspec.json.encode(footer).decode()
     thrift = write_footer(spans[0].file, footer.rows, groups, (FOOTER_KEY, text))
     tail = thrift + len(thrift).to_bytes(4, "little") + MAGIC
-    data = b"".join((MAGIC, *chunks, *blooms, indexes, tail))
+    data = b"".join((MAGIC, *chunks, *blooms, indexes, *tables, tail))
     if len(data) > config.object_bytes_max or footer.rows > config.part_rows_max:
         raise UsageError(f"part {name} would have {len(data)} bytes and {footer.rows} rows, more than it may")
     trimmed: list[int] = []
@@ -166,6 +168,12 @@ def _blooms(spans: Sequence[RowGroups]) -> tuple[list[bytes], list[tuple[int, by
         data.append(span.reader.fetch_pieces(pieces))
         hashes += span.reader.piece_hashes(pieces) or [(0, hash_of(b""))] * len(span.groups)
     return data, hashes
+
+
+def _page_tables(spans: Sequence[RowGroups]) -> list[bytes]:
+    """Return the page tables of all row groups, empty for those that have none; nothing if none has any."""
+    tables = [span.reader.fetch_page_table(group) for span in spans for group in span.groups]
+    return tables if any(tables) else []
 
 
 def _move(spans: Sequence[RowGroups], index_start: int) -> tuple[list[bytes], bytes]:

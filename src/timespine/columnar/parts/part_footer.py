@@ -59,13 +59,16 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The bytes that each row group takes in memory, once decoded."""
     pieces: bytes
     """For every column chunk in the order of the file, then, if there are any, for the Bloom filters of each row
-    group, then for the page indexes: first all lengths, 4 bytes each, least significant first; then all hashes."""
+    group, then for the page indexes, then, if there are any, for the page tables of each row group: first all lengths,
+    4 bytes each, least significant first; then all hashes."""
     blooms: bool = False
     """Whether there are Bloom filters."""
     nans: tuple[int, ...] = ()
     """The field ids of columns with a NaN somewhere: their largest value is not what the statistics say."""
     lowers: tuple[Annotated[bytes, msgspec.Meta(max_length=BOUND_BYTES_MAX)], ...] = ()
     """If sorted: at or before the first row of each row group, encoded by the order of columns and cut."""
+    page_tables: bool = False
+    """Whether there are page tables."""
 
 
 class MissingBlob(Exception):
@@ -85,9 +88,9 @@ def hash_of(data: bytes | memoryview) -> bytes:
 # What a file is made of.
 
 
-def piece_count(groups: int, leaves: int, *, blooms: bool) -> int:
+def piece_count(groups: int, leaves: int, *, blooms: bool, page_tables: bool) -> int:
     """Return how many pieces of a file have a length and a hash in the footer."""
-    return groups * (leaves + blooms) + 1
+    return groups * (leaves + blooms + page_tables) + 1
 
 
 def leaf_columns(type: pa.DataType, path: str) -> Iterator[tuple[str, pa.DataType]]:
@@ -207,7 +210,7 @@ def _row_bits(type: pa.DataType) -> int:
 
 def piece_starts(footer: Footer, groups: int, leaves: int, end: int, what: str) -> tuple[list[int], bytes]:
     """Return where every piece of the file starts, with the end of the last one, and their hashes."""
-    count = piece_count(groups, leaves, blooms=footer.blooms)
+    count = piece_count(groups, leaves, blooms=footer.blooms, page_tables=footer.page_tables)
     if len(footer.pieces) != count * (SIZE_BYTES + HASH_BYTES):
         raise CorruptionError(f"the footer of {what} does not list its {count} pieces")
     sizes = np.frombuffer(footer.pieces, dtype="<u4", count=count)

@@ -25,6 +25,8 @@ from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import NULL
 from timespine.columnar.parts import bloom_probe
 from timespine.columnar.parts.inline_part import check_decoded_updates
+from timespine.columnar.parts.page_file import ChunkPages, page_file
+from timespine.columnar.parts.page_table import GAP_BYTES, PageTable, decode_page_table, fetch_ranges
 from timespine.columnar.parts.part_footer import (
     HASH_BYTES,
     MAGIC,
@@ -39,6 +41,7 @@ from timespine.columnar.parts.part_footer import (
     piece_starts,
 )
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta, Range
+from timespine.columnar.parts.rewrite_parquet_footer import schema_bytes
 from timespine.columnar.parts.row_group_index import GroupRanges, KeyIndex
 from timespine.columnar.parts.row_memory_pool import row_pool
 from timespine.columnar.schema.schema import DIFF, Schema
@@ -55,9 +58,6 @@ Fetch = Callable[[int, int], bytes | None]
 
 ROUNDING_BYTES = 1 << 20
 """Bytes that decoded rows may take beyond twice what the writer counted: bitmaps and offsets are rounded up."""
-
-GAP_BYTES = 64 * 1024
-"""Bytes between two pieces that are read along with them rather than by a second request."""
 
 
 def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch: Fetch, config: Config) -> PartReader:
@@ -80,7 +80,11 @@ def open_part(part: Part, collection: str, schema: Schema, schema_id: int, fetch
     if identity != wanted:
         raise CorruptionError(f"{what} says that it is {identity}, and not {wanted}")
     check_file_schema(parsed, schema, what)
-    return PartReader(part.key, schema, fetch, config, metadata, footer, end, meta.tail_hash)
+    try:
+        file_schema = schema_bytes(tail[:-8]) if footer.page_tables else b""
+    except (ValueError, IndexError, RecursionError) as error:
+        raise CorruptionError(f"the footer of {what} is not laid out as we write it") from error
+    return PartReader(part.key, schema, fetch, config, metadata, footer, end, meta.tail_hash, file_schema)
 
 
 class PartReader:
@@ -96,6 +100,7 @@ class PartReader:
         footer: Footer,
         end: int,
         tail_hash: bytes,
+        file_schema: bytes,
     ) -> None:
         self.key = key
         """The key of the blob."""
@@ -115,22 +120,27 @@ class PartReader:
         self._metadata = metadata
         self._end = end
         self._tail_hash = tail_hash
+        self._file_schema = file_schema
         self._width: int = metadata.num_columns
         self._group_rows = check_groups(metadata, footer, schema, config, self._what)
         self._starts, self._hashes = piece_starts(footer, self.groups, self._width, end, self._what)
+        self._index_piece = self.groups * (self._width + footer.blooms)
         self._types = {field.name: field.type for field in schema.update_arrow}
         stops = np.cumsum((0, *leaf_counts(schema.update_arrow))).tolist()
         self._leaves = {name: range(*ends) for name, ends in zip(self._types, pairwise(stops), strict=True)}
         self._nans = frozenset(field.name for field in schema.fields if field.id in footer.nans)
         self._ranges: dict[int, GroupRanges] = {}
         self._blooms: dict[int, bytes] = {}
+        self._page_tables: dict[int, PageTable | None] = {}
         self._constants: dict[tuple[int, str], int | None] = {}
 
     @property
     def nbytes(self) -> int:
         """About how much memory the reader takes, with the Bloom filters that it may come to hold."""
-        bloom_bytes = self._starts[-2] - self._starts[self.groups * self._width]
-        return 4096 + 4 * int(self._metadata.serialized_size) + bloom_bytes
+        bloom_bytes: int = self._starts[self._index_piece] - self._starts[self.groups * self._width]
+        table_bytes: int = self._starts[-1] - self._starts[self._index_piece + 1]
+        footer_bytes = int(self._metadata.serialized_size)
+        return 4096 + 4 * (footer_bytes + table_bytes) + bloom_bytes
 
     def group_rows(self, group: int) -> int:
         """Return how many rows a row group has."""
@@ -139,6 +149,11 @@ class PartReader:
     def group_bytes(self, group: int) -> int:
         """About how much memory its rows take."""
         return self.footer.decoded[group]
+
+    @cached_property
+    def decoded_bytes(self) -> tuple[int, int]:
+        """About how much memory all rows take, and those of the largest row group."""
+        return sum(self.footer.decoded), max(self.footer.decoded, default=0)
 
     def group_ranges(self, group: int) -> Mapping[str, Range]:
         """Return what is known of the columns of a row group, by name; worked out when a column is asked for."""
@@ -217,8 +232,15 @@ class PartReader:
 
     def fetch_page_indexes(self) -> tuple[int, bytes]:
         """Return where the page indexes start in the file, and their bytes."""
-        last = len(self._starts) - 2
-        return self._starts[last], self._fetch_verified(last, last + 1)
+        piece = self._index_piece
+        return self._starts[piece], self._fetch_verified(piece, piece + 1)
+
+    def fetch_page_table(self, group: int) -> bytes:
+        """Return the bytes of the page table of a row group; none if it has no page table."""
+        if not self.footer.page_tables:
+            return b""
+        piece = self._index_piece + 1 + group
+        return self._fetch_verified(piece, piece + 1)
 
     def fetch_footer(self) -> bytes:
         """Return the bytes of the footer."""
@@ -237,8 +259,45 @@ class PartReader:
     @property
     def bloom_range(self) -> tuple[int, int] | None:
         """The bytes of all Bloom filters; None if there are none."""
-        start, stop = self._starts[self.groups * self._width], self._starts[-2]
+        start, stop = self._starts[self.groups * self._width], self._starts[self._index_piece]
         return (start, stop) if start < stop else None
+
+    def page_table(self, group: int) -> PageTable | None:
+        """Return where the pages of a row group are; None if it has no page table."""
+        if group not in self._page_tables:
+            chunks = self.chunk_pieces(range(group, group + 1))
+            sizes = [self._starts[piece + 1] - self._starts[piece] for piece in chunks]
+            data = self.fetch_page_table(group)
+            self._page_tables[group] = decode_page_table(data, self._group_rows[group], sizes, self._what)
+        return self._page_tables[group]
+
+    def read_page(self, group: int, page: int, columns: Sequence[str]) -> pa.Table:
+        """Return the rows of one page of a row group that has a page table, with some columns in the order given."""
+        target = self._target(columns)
+        table = self.page_table(group)
+        if table is None or not 0 <= page < table.pages:
+            raise UsageError(f"row group {group} of {self._what} has no page {page}")
+        leaves = self._leaves_of(target)
+        chunks = self._metadata.row_group(group)
+        rows = min(table.page_rows, self._group_rows[group] - page * table.page_rows)
+        file = page_file(
+            self._file_schema,
+            [chunks.column(leaf) for leaf in range(self._width)],
+            self._fetch_pages(group, page, leaves, table),
+            rows,
+        )
+        decoded = self._decode_file(pa.BufferReader(file), None, [0], leaves)
+        return self._check_rows(decoded, rows, self.group_bytes(group), target)
+
+    def _fetch_pages(self, group: int, page: int, leaves: list[int], table: PageTable) -> dict[int, ChunkPages]:
+        """Return one page of some column chunks with their dictionary pages, each compared with its hash."""
+        wanted = []
+        for leaf in leaves:
+            chunk = self._starts[group * self._width + leaf]
+            for start, stop, page_hash in (table.dictionary(leaf), table.data_page(leaf, page)):
+                wanted.append((chunk + start, chunk + stop, page_hash))
+        found = fetch_ranges(wanted, lambda start, stop: _fetch_exactly(self._fetch, start, stop, self.key), self._what)
+        return {leaf: ChunkPages(*found[2 * place : 2 * place + 2]) for place, leaf in enumerate(leaves)}
 
     def read(self, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of some row groups, ascending, with some columns in the order given; by default all of both.
@@ -282,6 +341,10 @@ class PartReader:
         """Row groups decoded and checked."""
         table = self._decode(spans, chosen, leaves)
         rows = sum(self._group_rows[group] for group in chosen)
+        return self._check_rows(table, rows, sum(self.group_bytes(group) for group in chosen), target)
+
+    def _check_rows(self, table: pa.Table, rows: int, claimed: int, target: pa.Schema) -> pa.Table:
+        """Return decoded rows with the types of the schema, if they are what the footer says."""
         if table.num_rows != rows:
             raise CorruptionError(f"{self._what} has {table.num_rows} rows where its footer says {rows}")
         # A zone is not stored in the file: the values are the same, and so this copies nothing.
@@ -291,7 +354,6 @@ class PartReader:
             for array, field in zip(arrays, target, strict=True)
         ]
         table = pa.Table.from_arrays(arrays, schema=target)
-        claimed = sum(self.group_bytes(group) for group in chosen)
         if table.nbytes > 2 * claimed + ROUNDING_BYTES:
             raise CorruptionError(f"{self._what} takes {table.nbytes} bytes where its footer says {claimed}")
         check_decoded_updates(table, self.schema, self._what)
@@ -304,6 +366,11 @@ class PartReader:
         pieces = len(self._starts) - 1
         for first in range(0, pieces, self._width):
             self._fetch_verified(first, min(first + self._width, pieces))
+        for group in range(self.groups):
+            table = self.page_table(group)
+            for page in range(0 if table is None else table.pages):
+                assert table is not None
+                self._fetch_pages(group, page, list(range(self._width)), table)
 
     def _target(self, columns: Sequence[str] | None) -> pa.Schema:
         """Return the columns of the result."""
@@ -342,6 +409,12 @@ class PartReader:
         return data
 
     def _decode(self, spans: list[tuple[int, pa.Buffer]], groups: list[int], leaves: list[int]) -> pa.Table:
+        file = pa.PythonFile(_Spans(spans), mode="r")
+        return self._decode_file(file, self._metadata, groups, leaves)
+
+    def _decode_file(
+        self, file: pa.NativeFile, metadata: pq.FileMetaData | None, groups: list[int], leaves: list[int]
+    ) -> pa.Table:
         """Return what Parquet makes of verified bytes.
 
         SUBTLE: never `pq.read_table` with filters, which can hang. Never with threads of Arrow: one may
@@ -350,7 +423,7 @@ class PartReader:
         """
         try:
             reader = ParquetReader(memory_pool=row_pool())
-            reader.open(pa.PythonFile(_Spans(spans), mode="r"), metadata=self._metadata, pre_buffer=False)
+            reader.open(file, metadata=metadata, pre_buffer=False)
             # By number: a name with dots in it can look like the path into another column.
             return reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:

@@ -1,11 +1,11 @@
 """Writing parts: a Parquet file that anybody can open, with a chain of hashes that only we follow.
 
-    PAR1 | column chunks of row group 0, of 1, ... | Bloom filters | page indexes | footer, its length, PAR1
-                                                                                   '------- the tail ------'
+    PAR1 | column chunks of row group 0, of 1, ... | Bloom filters | page indexes | page tables | tail
+    tail: footer, its length, PAR1
 
 The state holds the length and the hash of the tail. The footer, which is in the
 tail, holds the length and the hash of every column chunk, of the Bloom filters of
-every row group, and of the page indexes. So a reader that has the state needs one
+every row group, of the page indexes, and of the page table of every row group. So a reader that has the state needs one
 small read to know the hash of every byte that it will ever decode, whether it then
 reads all of the file, or two columns of one row group.
 
@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.kernels.key_encoding import encode_row
+from timespine.columnar.parts.page_table import encode_page_tables
 from timespine.columnar.parts.part_footer import (
     FOOTER_KEY,
     FORMAT_VERSION,
@@ -52,6 +53,7 @@ from timespine.columnar.parts.part_stats import (
     ends_of,
     stats_to_keep,
 )
+from timespine.columnar.parts.rewrite_parquet_footer import first_page_index
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
 from timespine.config import Config
@@ -68,6 +70,9 @@ BLOOM_COLUMNS_MAX = 4
 
 BLOOM_FALSE = 0.05
 """How often a filter says yes where it should say no: about a byte per distinct value."""
+
+PAGES_MIN = 4
+"""A part with fewer pages in each column has one page per row group: a small commit is not worth page tables."""
 
 DICTIONARY_SAMPLE = 4096
 """Values that are looked at before strings are written with a dictionary. Below a quarter of them distinct, it pays."""
@@ -125,7 +130,11 @@ def encode_part(
     trimmed: list[int] = []
     ends = ends_of(table, schema) if is_sorted and groups else None
     meta = _describe(table, schema, name, config, trimmed, ends, is_sorted=is_sorted)
-    blooms = _are_blooms_supported() and bool(_layout(schema).blooms) and table.num_rows >= BLOOM_ROWS_MIN
+    layout = _layout(schema)
+    blooms = _are_blooms_supported() and bool(layout.blooms) and table.num_rows >= BLOOM_ROWS_MIN
+    has_pages = config.page_rows < config.row_group_rows and table.num_rows >= PAGES_MIN * config.page_rows
+    page_tables = layout.is_flat and has_pages
+    pieces = piece_count(len(groups), layout.leaves, blooms=blooms, page_tables=page_tables)
     footer = Footer(
         version=FORMAT_VERSION,
         collection=collection,
@@ -134,13 +143,14 @@ def encode_part(
         rows=table.num_rows,
         sorted=is_sorted,
         decoded=tuple(group.nbytes for group in groups),
-        pieces=bytes((SIZE_BYTES + HASH_BYTES) * piece_count(len(groups), _layout(schema).leaves, blooms=blooms)),
+        pieces=bytes((SIZE_BYTES + HASH_BYTES) * pieces),
         blooms=blooms,
         nans=tuple(_with_nans(table, schema)),
         lowers=() if ends is None else _lowers(groups, schema, config, ends[0]),
+        page_tables=page_tables,
     )
-    written, metadata = _write(groups, schema, footer, config.compression)
-    data, tail = _fill_hashes(written, metadata, footer)
+    written, metadata = _write(groups, schema, footer, config)
+    data, tail = _fill_hashes(written, metadata, footer, config.page_rows)
     if len(data) > config.object_bytes_max:
         raise UsageError(f"part {name} would have {len(data)} bytes, more than {config.object_bytes_max}")
     meta = msgspec.structs.replace(meta, tail=len(tail), tail_hash=hash_of(tail))
@@ -197,7 +207,7 @@ def _shared_prefix_bytes(before: bytes, after: bytes) -> int:
 
 
 def _write(
-    groups: Sequence[pa.Table], schema: Schema, footer: Footer, compression: str
+    groups: Sequence[pa.Table], schema: Schema, footer: Footer, config: Config
 ) -> tuple[pa.Buffer, pq.FileMetaData]:
     """Return the Parquet file, with zeros where lengths and hashes will be, and what it says of itself."""
     layout = _layout(schema)
@@ -207,13 +217,15 @@ def _write(
         options["bloom_filter_options"] = dict.fromkeys(layout.blooms, sizes)
     if footer.sorted:
         options["sorting_columns"] = layout.sorting
+    if footer.page_tables:
+        options["max_rows_per_page"] = config.page_rows
     sink = pa.BufferOutputStream()
     collected: list[pq.FileMetaData] = []
     writer = pq.ParquetWriter(
         sink,
         schema.update_arrow,
-        compression=compression,
-        compression_level=LEVEL[compression],
+        compression=config.compression,
+        compression_level=LEVEL[config.compression],
         use_dictionary=[name for name in layout.texts if groups and _repeats(groups[0].column(name))],
         column_encoding=dict.fromkeys(layout.deltas, "DELTA_BINARY_PACKED"),
         data_page_version="1.0",  # whose checksums every reader knows
@@ -230,24 +242,31 @@ def _write(
     return sink.getvalue(), collected[0]
 
 
-def _fill_hashes(written: pa.Buffer, metadata: pq.FileMetaData, footer: Footer) -> tuple[bytes, bytes]:
-    """Fill in lengths and hashes: the file, and its tail."""
-    view = memoryview(written)
+def _fill_hashes(written: pa.Buffer, metadata: pq.FileMetaData, footer: Footer, page_rows: int) -> tuple[bytes, bytes]:
+    """Fill in page tables, lengths and hashes: the file, and its tail."""
+    view = memoryview(written).cast("B")
     tail = int.from_bytes(view[-8:-4], "little") + 8
-    sizes = list(_piece_sizes(metadata, footer.blooms, written.size - tail))
+    end = written.size - tail
+    sizes = list(_piece_sizes(metadata, footer.blooms, end))
     start, hashes = len(MAGIC), []
     for size in sizes:
         hashes.append(hash_of(view[start : start + size]))
         start += size
+    tables: list[bytes] = []
+    if footer.page_tables:
+        first = first_page_index(bytes(view[end:-8]))
+        tables = list(encode_page_tables(view, metadata, first, end, page_rows))
+    sizes += map(len, tables)
+    hashes += map(hash_of, tables)
     pieces = np.array(sizes, dtype="<u4").tobytes() + b"".join(hashes)
     old, new = (msgspec.json.encode(each) for each in (footer, msgspec.structs.replace(footer, pieces=pieces)))
     # SUBTLE: the last occurrence. What comes before it may hold anything (names, bounds of columns), and what comes
     # after it is only the name of the library (test_a_part_may_hold_a_copy_of_its_own_footer).
     before, _, after = bytes(view[-tail:]).rpartition(old)
-    if start != written.size - tail or len(new) != len(old) or not after:
+    if start != end or len(new) != len(old) or not after:
         raise AssertionError("a Parquet file is not laid out as it always was")
     sealed = before + new + after
-    return b"".join((view[:-tail], sealed)), sealed
+    return b"".join((view[:-tail], *tables, sealed)), sealed
 
 
 def _piece_sizes(metadata: pq.FileMetaData, blooms: bool, end: int) -> Iterator[int]:
@@ -271,6 +290,8 @@ class _Layout:
 
     leaves: int
     """Column chunks per row group."""
+    is_flat: bool
+    """Whether no column is nested."""
     deltas: tuple[str, ...]
     """The paths of what is written as differences: integers, and what is kept as one."""
     texts: tuple[str, ...]
@@ -291,9 +312,10 @@ def _layout(schema: Schema) -> _Layout:
     paths = [leaf for name, type in types.items() for leaf in leaf_columns(type, name)]
     if len({path for path, _ in paths}) < len(paths):
         # The name of a column looks like the path into another one: what is meant for one would hit both.
-        return _Layout(len(paths), (), (), (), sorting)
+        return _Layout(len(paths), False, (), (), (), sorting)
     return _Layout(
         leaves=len(paths),
+        is_flat=not any(map(is_nested, types.values())),
         deltas=tuple(path for path, type in paths if _is_kept_as_integer(type)),
         texts=tuple(name for name, type in types.items() if pa.types.is_string(type) or pa.types.is_binary(type)),
         blooms=tuple(name for name in schema.key_names if schema.key and _has_bloom(types[name]))[:BLOOM_COLUMNS_MAX],

@@ -8,7 +8,7 @@ notes where the offsets of each row group stand, and copies the bytes between th
     RowGroup        1 column chunks, 5 file offset, 7 ordinal
     ColumnChunk     2 file offset, 3 metadata, 4, 5 offset and length of the offset index, 6, 7 of the column index
     ColumnMetaData  9 offset of data pages, 10 of index pages, 11 of the dictionary page, 14 of the Bloom filter
-    OffsetIndex     1 page locations, of which each has 1 the offset of its page
+    OffsetIndex     1 page locations, of which each has 1 the offset of its page, 2 its length, 3 its first row
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from timespine.libraries import pq
 
 _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 4, 5, 6, 7, 8, 9, 10, 12
 _BYTE = 3
@@ -136,6 +138,74 @@ def move_page_index(data: bytes, by: int) -> bytes:
     return b"".join((*pieces, data[done:]))
 
 
+def schema_bytes(footer: bytes) -> bytes:
+    """Return how a footer begins: with its version and its schema."""
+    return footer[: _place_of(footer, 0, 3) - 1]
+
+
+def first_page_index(footer: bytes) -> int:
+    """Return where the offset index of the first column chunk of the first row group is in the file."""
+    _, group = _list_head(footer, _place_of(footer, 0, 4))
+    _, chunk = _list_head(footer, _place_of(footer, group, 1))
+    return _number(footer, _place_of(footer, chunk, 4))
+
+
+def page_locations(data: bytes | memoryview, place: int) -> tuple[list[tuple[int, int, int]], int]:
+    """Return the offset, the length and the first row of each page in an offset index, and where the index ends."""
+    count, inside = _list_head(data, place + 1)
+    located = []
+    for _ in range(count):
+        offset, inside = _unsigned(data, inside + 1)
+        size, inside = _unsigned(data, inside + 1)
+        row, inside = _unsigned(data, inside + 1)
+        located.append((offset >> 1, size >> 1, row >> 1))
+        inside += 1
+    # What may follow in the struct is not about places.
+    return located, _skip_struct(data, inside)
+
+
+def write_row_group(columns: Sequence[tuple[pq.ColumnChunkMetaData, int, int, int]], rows: int) -> bytes:
+    """Return the rest of a footer after its schema, with one row group and nothing else.
+
+    Of each column: how it is stored in another file, where it starts in this one, and the lengths of its dictionary
+    page, or 0, and of its data pages.
+    """
+    chunks = [_column_chunk(*column, rows) for column in columns]
+    size = sum(dictionary + pages for _, _, dictionary, pages in columns)
+    group = b"\x19" + _head_of_list(len(chunks)) + b"".join(chunks) + b"\x16" + _zigzag(size) + b"\x16" + _zigzag(rows)
+    return b"\x16" + _zigzag(rows) + b"\x19" + _head_of_list(1) + group + b"\x00\x00"
+
+
+def _column_chunk(chunk: pq.ColumnChunkMetaData, start: int, dictionary: int, pages: int, rows: int) -> bytes:
+    """Return a column chunk of a top-level column. Encodings, which the pages repeat, are said to be plain."""
+    name = chunk.path_in_schema.encode()
+    size = _zigzag(dictionary + pages)
+    stored = (
+        b"\x15" + _zigzag(_PHYSICAL_TYPES[chunk.physical_type]),
+        b"\x19\x15\x00",
+        b"\x19\x18" + _varint(len(name)) + name,
+        b"\x15" + _zigzag(_CODECS[chunk.compression]),
+        b"\x16" + _zigzag(rows) + b"\x16" + size + b"\x16" + size,
+        b"\x26" + _zigzag(start + dictionary) + (b"\x26" + _zigzag(start) if dictionary else b""),
+    )
+    return b"\x26" + _zigzag(start) + b"\x1c" + b"".join(stored) + b"\x00\x00"
+
+
+_PHYSICAL_TYPES = {
+    "BOOLEAN": 0,
+    "INT32": 1,
+    "INT64": 2,
+    "INT96": 3,
+    "FLOAT": 4,
+    "DOUBLE": 5,
+    "BYTE_ARRAY": 6,
+    "FIXED_LEN_BYTE_ARRAY": 7,
+}
+
+_CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "BROTLI": 4, "ZSTD": 6, "LZ4": 7}
+"""As Arrow names them; its LZ4 is the codec that Parquet calls LZ4_RAW."""
+
+
 def _row_group(data: bytes) -> RowGroupBytes:
     places: list[StoredNumber] = []
     indexes: list[tuple[int, int, int, int]] = []
@@ -186,7 +256,23 @@ def _fields(data: bytes, place: int) -> tuple[dict[int, ThriftField], int]:
     return found, place + 1
 
 
-def _skip_struct(data: bytes, place: int) -> int:
+def _place_of(data: bytes, place: int, wanted: int) -> int:
+    """Return where the value of a field of a struct starts. Only the fields before it are walked over."""
+    id = 0
+    while head := data[place]:
+        place += 1
+        if head >= 16:
+            id += head >> 4
+        else:
+            id = _number(data, place)
+            place = _skip(data, place, _I16)
+        if id == wanted:
+            return place
+        place = _skip(data, place, head & 15)
+    raise ValueError(f"a struct of the footer has no field {wanted}")
+
+
+def _skip_struct(data: bytes | memoryview, place: int) -> int:
     while head := data[place]:
         place += 1
         if head < 16:
@@ -195,7 +281,7 @@ def _skip_struct(data: bytes, place: int) -> int:
     return place + 1
 
 
-def _skip(data: bytes, place: int, type: int) -> int:
+def _skip(data: bytes | memoryview, place: int, type: int) -> int:
     """Return where a value ends. Of booleans in a struct, the type is the value."""
     if type in (_I64, _I32, _I16):
         while data[place] >= 0x80:
@@ -223,7 +309,7 @@ def _skip(data: bytes, place: int, type: int) -> int:
     return place
 
 
-def _list_head(data: bytes, place: int) -> tuple[int, int]:
+def _list_head(data: bytes | memoryview, place: int) -> tuple[int, int]:
     """Return how many elements a list has, and where the first one starts."""
     count = data[place] >> 4
     return (count, place + 1) if count < _LONG_LIST else _unsigned(data, place + 1)
@@ -234,7 +320,7 @@ def _head_of_list(count: int) -> bytes:
     return bytes((count << 4 | _STRUCT,)) if count < _LONG_LIST else bytes((0xF0 | _STRUCT,)) + _varint(count)
 
 
-def _unsigned(data: bytes, place: int) -> tuple[int, int]:
+def _unsigned(data: bytes | memoryview, place: int) -> tuple[int, int]:
     number = shift = 0
     while (byte := data[place]) >= 0x80:
         number |= (byte & 0x7F) << shift

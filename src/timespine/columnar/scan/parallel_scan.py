@@ -44,12 +44,13 @@ CORES_MAX = 8
 def scan_in_shares(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_bytes: int) -> Iterator[pa.Table]:
     """Yield the same rows as those of `scan`, in any order; all of it is read at once."""
     request = replace(request, any_order=True)
-    settled = None if parts.pool is None else settled_parts(parts, runs, request)
-    if parts.pool is not None and settled is not None:
-        return scan_settled(parts, runs[0], settled, request, parts.pool)
-    changed = None if parts.pool is None else changed_run(parts, runs, request, memory_bytes)
-    if parts.pool is not None and changed is not None:
-        return scan_changed(parts, changed, request, memory_bytes, parts.pool, _scan_shares)
+    if parts.pool is not None and not _is_lookup(request):
+        settled = settled_parts(parts, runs, request)
+        if settled is not None:
+            return scan_settled(parts, runs[0], settled, request, parts.pool)
+        changed = changed_run(parts, runs, request, memory_bytes)
+        if changed is not None:
+            return scan_changed(parts, changed, request, memory_bytes, parts.pool, _scan_shares)
     return _scan_shares(parts, runs, request, memory_bytes, lambda table: table)
 
 

@@ -48,6 +48,9 @@ BLOCKS_AHEAD = 2
 INLINE_BLOCK = 64
 """Inline parts that are decoded and kept together, on average; four times as many at most."""
 
+INLINE_KEPT = 8
+"""Inline parts that the next reader finds decoded, at least: fewer are decoded as fast as they are found."""
+
 DEPTH_MAX = 64
 """Lists inside of lists. Balanced trees never get there."""
 
@@ -204,8 +207,7 @@ class Parts:
             size = max(part.rows * ROW_BYTES, len(part.inline))
             return size, size
         reader = self.open(part, id, schema)
-        sizes = [reader.group_bytes(group) for group in range(reader.groups)]
-        return sum(sizes), max(sizes, default=0)
+        return reader.decoded_bytes
 
     def tables(self, part: Part, id: int, schema: Schema, request: ScanRequest, chunk_bytes: int) -> Iterator[pa.Table]:
         """Yield the rows of one part that count, in chunks of about this size, in the order of the part."""
@@ -233,10 +235,14 @@ class Parts:
         gathered: list[pa.Table] = []
         size = 0
         blocks = list(_blocks(groups, reader, chunk_bytes))
+        by_pages = pruner.may_read_pages(reader, groups) and announcer(self.blob) is None
         for place, block in enumerate(blocks):
             for coming in blocks[place + 1 : place + 1 + BLOCKS_AHEAD]:
                 announce_groups(self.blob, reader, coming, columns)
-            tables = pruner.near_keys(reader, self._read(reader, part, block, columns, request.hint))
+            if by_pages:
+                tables = [table for group in block for table in self._near_pages(reader, group, pruner, request.hint)]
+            else:
+                tables = pruner.near_keys(reader, self._read(reader, block, columns, request.hint))
             gathered.extend(tables)
             size += sum(table.nbytes for table in tables)
             if size >= chunk_bytes:
@@ -273,24 +279,29 @@ class Parts:
     def decoded(self, inside: Sequence[Part], id: int, schema: Schema, hint: CacheHint) -> pa.Table:
         """Return the rows of some inline parts, as they were written, in any order.
 
-        They are decoded in blocks, and a second reader finds whole blocks decoded. Where a block ends depends on the
-        bytes of a part alone, so readers that begin elsewhere find the same blocks. Of what no block ends nothing is
-        kept: the next commit would make another block of it.
+        The next reader of the same parts finds them decoded. After further commits, a reader finds blocks of them.
+        Where a block ends depends on the bytes of a part alone, so readers that begin elsewhere find the same blocks.
 
         SUBTLE: the same bytes mean other columns in another collection (test_scan.py).
         """
+        written = [(part.inline, part.rows) for part in inside if part.inline is not None]
+        name = ("inline rows", self.collection, id)
+        is_kept = len(written) >= INLINE_KEPT
+        kept: tuple[list[tuple[bytes, int]], pa.Table] | None = self.cache.get(name) if is_kept else None
+        if kept is not None and kept[0] == written:
+            return kept[1]
         tables = []
-        block: list[tuple[bytes, int]] = []
-        for part in inside:
-            data = part.inline
-            assert data is not None
-            block.append((data, part.rows))
-            if zlib.crc32(data) % INLINE_BLOCK == 0 or len(block) == 4 * INLINE_BLOCK:
-                tables.append(self._block(tuple(block), id, schema, hint))
-                block = []
-        if block or not tables:
-            tables.append(decode_together(block, schema, self.config))
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        start = 0
+        for place, (data, _) in enumerate(written, 1):
+            if zlib.crc32(data) % INLINE_BLOCK == 0 or place - start == 4 * INLINE_BLOCK:
+                tables.append(self._block(tuple(written[start:place]), id, schema, hint))
+                start = place
+        if start < len(written) or not tables:
+            tables.append(decode_together(written[start:], schema, self.config))
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        if is_kept and hint is CacheHint.MAY_ADD:
+            self.cache.put(name, (written, table), table.nbytes + sum(len(data) for data, _ in written))
+        return table
 
     def _block(self, block: tuple[tuple[bytes, int], ...], id: int, schema: Schema, hint: CacheHint) -> pa.Table:
         """Return the rows of a block of inline parts, decoded once."""
@@ -316,12 +327,53 @@ class Parts:
         """Read row groups of a part as they were written: each by itself, through the cache, or all as one table."""
         reader = self.open(part, id, schema)
         if apart:
-            return self._read(reader, part, groups, columns, hint)
+            return self._read(reader, groups, columns, hint)
         with self._counted():
             return [reader.read(groups, columns)]
 
+    def _near_pages(self, reader: PartReader, group: int, pruner: Pruner, hint: CacheHint) -> list[pa.Table]:
+        """Return the rows of a row group that may be asked for, of which the columns beside those of the filter are
+        read by pages if that is less.
+
+        The columns of the filter are read first, whole: they tell which pages have such a row.
+        """
+        columns, filters = pruner.written_columns, pruner.filter_columns
+        same = _constants(reader, group, columns)
+        rest = tuple(name for name in columns if name not in filters and name not in same)
+        if not rest or (reader.key, group, rest[0]) in self.cache:
+            return pruner.near_keys(reader, self._read(reader, (group,), columns, hint))
+        (filtered,) = self._read(reader, (group,), filters, hint)
+        start, stop = pruner.rows_to_read(filtered)
+        if start == stop:
+            return []
+        with self._counted():
+            table = reader.page_table(group)
+        pages = range(0) if table is None else range(start // table.page_rows, -(-stop // table.page_rows))
+        if table is None or 2 * len(pages) > table.pages:
+            return pruner.near_keys(reader, self._read(reader, (group,), columns, hint))
+        read = pa.concat_tables([self._page(reader, group, page, rest, hint) for page in pages])
+        read = read.slice(start - pages.start * table.page_rows, stop - start)
+        found = {name: constant_column(value, reader.group_rows(group)) for name, value in same.items()}
+        found = {name: column.slice(start, stop - start) for name, column in found.items()}
+        found |= {name: filtered.column(name).slice(start, stop - start) for name in filters}
+        found |= {name: read.column(name) for name in rest}
+        written = reader.schema.update_arrow
+        arrays, fields = [found[name] for name in columns], [written.field(name) for name in columns]
+        return [pa.Table.from_arrays(arrays, schema=pa.schema(fields))]
+
+    def _page(self, reader: PartReader, group: int, page: int, columns: tuple[str, ...], hint: CacheHint) -> pa.Table:
+        """Return some columns of one page, from the cache or decoded."""
+
+        def load() -> tuple[pa.Table, int]:
+            with self._counted():
+                table = reader.read_page(group, page, columns)
+            return table, table.nbytes
+
+        table: pa.Table = self.cache.get_or_load((reader.key, group, page, columns), load, hint)
+        return table
+
     def _read(
-        self, reader: PartReader, part: Part, groups: tuple[int, ...], columns: tuple[str, ...], hint: CacheHint
+        self, reader: PartReader, groups: tuple[int, ...], columns: tuple[str, ...], hint: CacheHint
     ) -> list[pa.Table]:
         """Row groups, each column from the cache or decoded.
 
@@ -344,15 +396,12 @@ class Parts:
                         found |= {(group, name): table.column(name) for name in names}
             return [(found[places[key]], found[places[key]].nbytes) for key in missing]
 
-        same = {
-            (group, name): value
-            for name in (*reader.schema.time_names, DIFF)
-            if name in columns
-            for group in groups
-            if (value := reader.constant(group, name)) is not None
-        }
+        same = {(group, name): value for group in groups for name, value in _constants(reader, group, columns).items()}
         places: dict[Hashable, tuple[int, str]] = {
-            (part.key, group, name): (group, name) for group in groups for name in columns if (group, name) not in same
+            (reader.key, group, name): (group, name)
+            for group in groups
+            for name in columns
+            if (group, name) not in same
         }
         found = dict(zip(places.values(), self.cache.get_or_load_all(list(places), load, hint), strict=True))
         arrays = [
@@ -381,6 +430,12 @@ def _fetcher(blob: Blob, key: str) -> Callable[[int, int], bytes | None]:
         return blob.get_range(key, start, stop)
 
     return fetch
+
+
+def _constants(reader: PartReader, group: int, columns: Sequence[str]) -> dict[str, int]:
+    """Return the times and diffs that are the same in all rows of a row group."""
+    names = [name for name in (*reader.schema.time_names, DIFF) if name in columns]
+    return {name: value for name in names if (value := reader.constant(group, name)) is not None}
 
 
 @functools.lru_cache(CONSTANTS_MAX)

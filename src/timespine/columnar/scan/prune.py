@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import leading, recode
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import PartMeta, Range, known_meta
@@ -20,6 +21,9 @@ from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.schema.types import parse_type
 from timespine.core.batch import Part
+
+PAGED_GROUPS = 8
+"""Row groups that a read without keys may need at most, for it to look at the pages of each."""
 
 FEW_SLICES = 8
 """Ranges of a row group that are cut out of it one by one, rather than picked row by row."""
@@ -97,11 +101,41 @@ class Pruner:
         keys = self._wanted.keys
         if keys is None or len(keys) > FEW or reader.key_index is None or not self._by_key:
             return [group for group in inside if self.group_may_match(reader, group)]
-        found = [group for group in reader.key_index.find_each(keys.encoded(self._key_names)) if group in inside]
+        encoded = keys.encoded(self._key_names)
+        near = reader.key_index.find(encoded[0], encoded[0]) if len(keys) == 1 else reader.key_index.find_each(encoded)
+        found = [group for group in near if group in inside]
         if self._wanted.where is not None:
             found = [group for group in found if self.group_may_match(reader, group)]
         # One key is worth a look at the Bloom filter: it is small, and kept.
         return [group for group in found if len(keys) > 1 or self._bloom_may_match(reader, group)]
+
+    @cached_property
+    def filter_columns(self) -> tuple[str, ...]:
+        """The columns that rows are filtered by."""
+        return tuple(field.name for field in self._filtered)
+
+    def may_read_pages(self, reader: PartReader, groups: list[int]) -> bool:
+        """Tell whether few rows of these row groups may be asked for, so that their pages are worth a look.
+
+        That is so for few keys, and where bounds leave few row groups. A column that the filter needs and that was
+        added or changed since is not in the file as it is wanted: then row groups are read whole.
+        """
+        request = self._wanted
+        if not reader.footer.page_tables or not self._filtered or self._written != request.schema:
+            return False
+        return len(groups) <= PAGED_GROUPS or (request.keys is not None and len(request.keys) <= FEW)
+
+    def rows_to_read(self, filtered: pa.Table) -> tuple[int, int]:
+        """Return the range of rows of a row group that has all those that are asked for, by the columns of the
+        filter."""
+        request = self._wanted
+        mask = np.ones(filtered.num_rows, dtype=np.bool_)
+        if request.where is not None:
+            mask &= request.where.mask(filtered).to_numpy(zero_copy_only=False)
+        if request.keys is not None:
+            mask &= request.keys.mask(filtered).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(mask)
+        return (int(rows[0]), int(rows[-1]) + 1) if rows.size else (0, 0)
 
     def near_keys(self, reader: PartReader, tables: list[pa.Table]) -> list[pa.Table]:
         """Return the rows of some row groups that may have one of the keys: all, if they are not found by a search.
