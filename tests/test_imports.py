@@ -56,6 +56,20 @@ with ts.open({str(tmp_path / "store")!r}) as store:
     assert loaded.isdisjoint({"polars", "pyarrow.parquet", "pyspark", "sqlglot", "typer"})
 
 
+def test_a_first_lookup_in_blobs_loads_no_polars_and_no_parquet(tmp_path):
+    """They take several times as long to import as the lookup takes."""
+    with timespine.open(tmp_path / "store") as store:
+        numbers = store.create("numbers", key={"n": "int64"}, value={"text": "string"})
+        numbers.append([{"n": n, "text": f"text {n}"} for n in range(5000)])
+        assert numbers.inspect().batches[0].size > timespine.Config().inline_part_bytes
+    loaded = loaded_by(f"""
+import timespine as ts
+with ts.open({str(tmp_path / "store")!r}) as store:
+    assert store.collection("numbers").lookup({{"n": 7}}).column("text").to_pylist() == ["text 7"]
+""")
+    assert loaded.isdisjoint({"polars", "pyarrow.parquet", "pyspark", "sqlglot", "typer"})
+
+
 def test_list_and_help_of_the_command_load_no_polars_and_no_parquet(tmp_path):
     timespine.open(tmp_path).close()
     for arguments in (["--help"], ["list", str(tmp_path)]):

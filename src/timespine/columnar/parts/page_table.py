@@ -89,7 +89,7 @@ def _encode(file: memoryview, places: Sequence[Sequence[int]], pages: int, page_
 
 
 def decode_page_table(data: bytes, rows: int, chunk_sizes: Sequence[int], what: str) -> PageTable | None:
-    """Return the page table of a row group with these numbers of rows and of bytes in its chunks; None if it has none."""
+    """Return the page table of a row group, None if it has none; the bytes of its column chunks are known."""
     if not data:
         return None
     page_rows = int.from_bytes(data[:SIZE_BYTES], "little")

@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import pyarrow as pa
+from pyarrow._parquet import ParquetReader  # what pq.ParquetFile reads with; a first lookup need not import all of pq
 
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta
 from timespine.columnar.schema.schema import Schema
@@ -141,14 +142,15 @@ def parse_tail(tail: bytes, what: str) -> tuple[pq.FileMetaData, pa.Schema, Foot
     if tail[-4:] != MAGIC or int.from_bytes(tail[-8:-4], "little") != len(tail) - 8:
         raise CorruptionError(f"{what} does not end with its footer")
     try:
-        file = pq.ParquetFile(
+        reader = ParquetReader()
+        reader.open(
             pa.BufferReader(tail),
             pre_buffer=False,
             thrift_string_size_limit=len(tail),  # nothing in it can be larger than it
             thrift_container_size_limit=len(tail),
             arrow_extensions_enabled=False,
         )
-        metadata, parsed = file.metadata, file.schema_arrow
+        metadata, parsed = reader.metadata, reader.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptionError(f"the footer of {what} cannot be parsed") from error
     return metadata, parsed, _footer(metadata, what)
