@@ -151,6 +151,7 @@ def parse_tail(tail: bytes, what: str) -> tuple[pq.FileMetaData, pa.Schema, Foot
             arrow_extensions_enabled=False,
         )
         metadata, parsed = reader.metadata, reader.schema_arrow
+        _ = parsed.names  # SUBTLE: they may be no text (test_any_byte_of_a_footer_may_be_hostile)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptionError(f"the footer of {what} cannot be parsed") from error
     return metadata, parsed, _footer(metadata, what)
