@@ -8,10 +8,12 @@ import pyarrow.compute as pc
 
 from bench.peers.system import System
 from bench.rows import SEED, rows, updates
-from bench.works.work import Case, Out, Size, State, Work, check, seconds
+from bench.works.work import Case, Out, Size, State, Work, again, check, seconds
 
 RUNS = 16
 RETRACTED = 10
+SMALL = 50
+"""A small merge has this fraction of the updates of a large one."""
 
 
 class Consolidate(Work):
@@ -19,6 +21,7 @@ class Consolidate(Work):
 
     name = "consolidate"
     headlines = ("consolidate",)
+    pairs = (("consolidate", "consolidate, again"),)
     title = "consolidate {updates:,} updates in memory"
     needs = ("consolidate",)
     cases = (
@@ -31,40 +34,57 @@ class Consolidate(Work):
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
         given, survivors = _shuffled(size["updates"])
-        found = []
-        elapsed = seconds(lambda: found.append(system.consolidate(given)))
-        rate = size["updates"] / elapsed / 1e6
-        out.figure("consolidate", elapsed, note=f"{rate:.1f} M updates/s")
-        out.seal()
-        check("updates kept", [found[0].num_rows], [survivors])
-        ids = found[0].column("id").to_numpy()
-        check("in order", [bool((ids[1:] >= ids[:-1]).all())], [True])
+
+        def once() -> float:
+            found: list[pa.Table] = []
+            elapsed = seconds(lambda: found.append(system.consolidate(given)))
+            check("updates kept", [found[0].num_rows], [survivors])
+            ids = found[0].column("id").to_numpy()
+            check("in order", [bool((ids[1:] >= ids[:-1]).all())], [True])
+            return elapsed
+
+        first = once()
+        out.figure("consolidate", first, note=f"{size['updates'] / first / 1e6:.1f} M updates/s")
+        again(out, "consolidate, again", first, once)
 
 
 class Compact(Work):
-    """Sorted runs that overlap everywhere; one of eleven updates retracts a row of the run before."""
+    """Sorted runs that overlap everywhere; one of eleven updates retracts a row of the run before.
+
+    What is merged is one run afterwards, so that there is nothing left for a second time. Two small sets of runs are
+    merged before: the first one shows what a process does only once.
+    """
 
     name = "compact"
     headlines = ("merge",)
+    pairs = (("small merge, first of a process", "small merge, again"),)
+    measured_once = "what was merged is one run, and the first merge of a process is a small one"
     title = "merge 16 sorted runs of {rows:,} updates into one, told to use {memory_mb} MB"
     needs = ("write_runs", "merge_runs")
     cases = (Case(quick={"rows": 20_000, "memory_mb": 700}, full={"rows": 1_000_000, "memory_mb": 700}),)
 
     def setup(self, system: System, size: Size, out: Out) -> State:
-        system.write_runs(_run(number, size["rows"]) for number in range(RUNS))
+        for each, count in self._sets(system, size).values():
+            each.folder.mkdir(exist_ok=True)
+            each.write_runs(_run(number, count) for number in range(RUNS))
         return {}
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
-        found = []
-        elapsed = seconds(lambda: found.append(system.merge_runs(size["memory_mb"])))
-        total = sum(_run_rows(number, size["rows"]) for number in range(RUNS))
-        out.figure("merge", elapsed, note=f"{total / elapsed / 1e6:.1f} M updates/s")
-        out.seal()
-        check(
-            "rows merged",
-            found,
-            [sum(_inserted(each, size["rows"]) - _retracted(each, size["rows"]) for each in range(RUNS))],
-        )
+        for metric, (each, count) in self._sets(system, size).items():
+            found = []
+            elapsed = seconds(lambda each=each, found=found: found.append(each.merge_runs(size["memory_mb"])))
+            total = sum(_run_rows(number, count) for number in range(RUNS))
+            out.figure(metric, elapsed, note=f"{total / elapsed / 1e6:.1f} M updates/s")
+            merged = sum(_inserted(number, count) - _retracted(number, count) for number in range(RUNS))
+            check("rows merged", found, [merged])
+
+    def _sets(self, system: System, size: Size) -> dict[str, tuple[System, int]]:
+        """Return the sets of runs by the figure of their merge: a system in a folder of its own, and rows of a run."""
+        small = dict.fromkeys(self.pairs[0], size["rows"] // SMALL)
+        return {
+            metric: (type(system)(system.folder / metric.replace(" ", "-")), count)
+            for metric, count in {**small, "merge": size["rows"]}.items()
+        }
 
 
 def _shuffled(count: int) -> tuple[pa.Table, int]:
