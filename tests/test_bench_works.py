@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
+import timespine as ts
+from bench import ours, report
 from bench.ours import Ours
+from bench.usage import most_memory_mb
 from bench.works import WORKS
 from bench.works.work import Work
+from timespine.config import Config
 
 TINY = {
     "base": 2_000,
@@ -70,6 +73,31 @@ def test_a_work_has_a_first_and_a_later_figure_or_says_why_it_is_measured_once(n
     assert bool(pairs) == bool(work.pairs)
     assert in_pairs <= measured
     assert work.measured_once or in_pairs == measured
+
+
+def test_a_merge_is_told_how_much_memory_to_use_and_its_own_peak_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Config] = []
+    real = ts.open
+    monkeypatch.setattr(ts, "open", lambda *args, **kwargs: given.append(kwargs.get("config")) or real(*args, **kwargs))
+    found = run_all_cases(WORKS["compact"], tmp_path)
+    told = [each for each in given if each is not None]
+    assert len(told) == 6
+    for each in told:
+        assert each.merge_bytes + each.part_bytes * (1 + 1 / 16 + 3 * each.outstanding_parts) <= 700 << 20
+    assert found.units["most memory of the merge"] == "MB"
+    assert found.units["most memory / what it was told to use"] == "x"
+    assert ours.config_for_memory(70).merge_bytes * 10 == ours.config_for_memory(700).merge_bytes
+
+
+def test_memory_is_that_of_the_call_and_not_of_what_was_before() -> None:
+    """The system forgets the peak, so that 200 MB of before do not count."""
+    before = most_memory_mb(lambda: None)
+    filled = most_memory_mb(lambda: b"x" * (200 << 20))
+    assert filled >= before + 150
+    if Path("/proc/self/clear_refs").exists():
+        assert most_memory_mb(lambda: None) < filled - 100
 
 
 def test_the_page_says_why_a_work_is_measured_once() -> None:
