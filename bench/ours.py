@@ -12,13 +12,27 @@ import pyarrow as pa
 import timespine as ts
 from bench.peers.system import NO_IDS, System, Version
 from bench.rows import COLUMNS
+from timespine.config import Config
 
 KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double", "created": pa.timestamp("us"), "note": "string"}
 NAME = "orders"
 PATIENCE_S = 30.0
 
+MERGE_SHARE, PART_SHARE = 5, 20
+"""What a merge of a process with some memory is told to use, as fractions of it: for the rows in it, and for a part.
+
+A writer has up to seven parts in memory (see `columnar.write.run_writer`), so that rows take 55 % of the memory. The
+rest is for the interpreter and its libraries, footers, and what allocators keep.
+"""
+
 _ = ts.open  # without it there is nothing to measure, and the probe says so
+
+
+def config_for_memory(memory_mb: int) -> Config:
+    """Bound what merges hold, so that their process stays within some memory."""
+    memory_bytes = memory_mb << 20
+    return Config(merge_bytes=memory_bytes // MERGE_SHARE, part_bytes=memory_bytes // PART_SHARE)
 
 
 class Ours(System):
@@ -102,8 +116,8 @@ class Ours(System):
                 orders.append(run)
 
     def merge_runs(self, memory_mb: int) -> int:
-        """As it is by default: its bounds are made for less than what is asked. Rows of old times net once expired."""
-        with ts.open(self.folder / "store", maintenance=False) as store:
+        """Rows of old times net once expired."""
+        with ts.open(self.folder / "store", maintenance=False, config=config_for_memory(memory_mb)) as store:
             self._orders = store[NAME]
             self.expire()
             self._orders.compact(wait=True)

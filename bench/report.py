@@ -166,6 +166,8 @@ def _remarks(entry: Entry, systems: list[str]) -> Iterator[str]:
         notes = [f"{each}: {known.note}" for each, known in found if known is not None and known.note]
         if notes:
             yield f"{metric}: {'; '.join(notes)}"
+    if why := WORKS[entry["work"]].measured_once:
+        yield f"measured once, since {why}"
     for system, metric, reason in figures.refusals(entry):
         yield f"{system} cannot{' (' + metric + ')' if metric else ''}: {_cell(reason)}"
 

@@ -13,7 +13,8 @@ python -m bench.streams --json FILE --markdown docs/benchmarks.md
 
 Everything is a folder with SQLite, each commit fsynced. What is compared runs in turns; what is
 printed is the median of the repetitions, their spread, and the ratio of ours to the other. Where it
-says so a figure is a rate, of which more is better; all others are times.
+says so a figure is a rate, of which more is better; all others are times. At the end stand the figures
+that have an aim: 8 threads, and 8 processes of 8 threads, of `groups`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import pyarrow as pa
 
 import timespine as ts
 from bench.report import machine, put_between
+from bench.streams_report import BEGIN, END, aims, lines, markdown
 from timespine.client.catalog.catalog import CatalogEntry, first_state, fresh_collection_id
 from timespine.client.commit import leader_queue
 from timespine.columnar.schema.schema import define
@@ -49,11 +51,9 @@ from timespine.core.protocols import maintain
 from timespine.location.consensus import LogWrite
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- streams: begin -->", "<!-- streams: end -->"
 KEY, VALUE = {"id": "int64"}, {"note": "string"}
 NOTE_BYTES = 92
 """With its id, a row has 100 bytes."""
-RATES = ("appends per second", "batches per second", "updates per second")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Bench:
             for figure, each in figures.items():
                 row = {"work": work, "system": name, "figure": figure, "median": statistics.median(each), "all": each}
                 self.found.append(row)
-        for line_ in _lines([row for row in self.found if row["work"] == work]):
+        for line_ in lines([row for row in self.found if row["work"] == work]):
             print(f"  {line_[0]:36} {line_[1]:26} {line_[2]:>12}  {line_[3]:26} {line_[4]}", flush=True)
 
     @contextmanager
@@ -477,34 +477,6 @@ def _in_threads(works: Sequence[Callable[[], None]]) -> None:
         raise failures[0]
 
 
-def _lines(rows: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str, str]]:
-    """Figure, system, median, spread, and how ours compares: by the first system of the same work."""
-    for figure in dict.fromkeys(row["figure"] for row in rows):
-        same = [row for row in rows if row["figure"] == figure]
-        for row in same:
-            shown = [_shown(figure, value) for value in (row["median"], min(row["all"]), max(row["all"]))]
-            ratio = f"{same[0]['median'] / row['median']:.2f}" if row is not same[0] and row["median"] else ""
-            yield figure, row["system"], shown[0], f"{shown[1]} - {shown[2]}", ratio
-
-
-def _shown(figure: str, value: float) -> str:
-    if figure.endswith(RATES):
-        return f"{value:,.0f}"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """All figures as tables."""
-    about = ", ".join(f"{key} {value}" for key, value in report["machine"].items())
-    sizes = "quick sizes: not for comparison" if report["quick"] else "full sizes"
-    lines = [f"Measured {report['when']} ({sizes}, repetitions: {report['repeat']}) on: {about}."]
-    for work in dict.fromkeys(row["work"] for row in report["found"]):
-        lines += ["", f"**{work[:1].upper()}{work[1:]}**", "", "| figure | | median | spread | ours / other |"]
-        lines += ["| --- | --- | --- | --- | --- |"]
-        lines += [f"| {' | '.join(each)} |" for each in _lines([row for row in report["found"] if row["work"] == work])]
-    return "\n".join(lines) + "\n"
-
-
 WORKS = {each.__name__: each for each in (groups, seals, growth, drain, order, latency)}
 
 
@@ -540,6 +512,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         bench = Bench(Path(folder), QUICK if options.quick else Sizes(), options.repeat)
         for name in options.works or WORKS:
             WORKS[name](bench)
+    print("", *aims(bench.found), sep="\n")
     return {**about, "found": bench.found}
 
 

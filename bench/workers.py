@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from bench.usage import RESET_PEAK
+
 EVERY = 0.05
 """Seconds between two looks. What a worker had at most since the work began is kept by the system, so that only what
 a worker reaches in its very last moments can be missed. What it still holds from a work before counts, too."""
-
-RESET_PEAK = "5"
-"""What makes Linux forget the peak of a process: see `clear_refs` in its manual page of /proc."""
 
 
 class Watch:

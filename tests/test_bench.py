@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import arrangements, bucket, figures, harness, mark, pictures, report, rows, streams, views
+from bench import arrangements, bucket, figures, harness, mark, pictures, report, rows, streams, streams_report, views
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -147,6 +147,28 @@ def test_streams_run_and_their_figures_fill_a_page_of_their_own(tmp_path: Path) 
     assert "| appends per second | without group commit |" in said
     with pytest.raises(SystemExit):
         streams.main(["nothing-of-the-sort"])
+
+
+def test_aims_of_many_writers_stand_first_in_the_page_with_their_figures_and_misses_in_bold() -> None:
+    threads, processes = (aim.work for aim in streams_report.AIMS)
+    values = {
+        threads: {"appends per second": 6000.0, "p99": 0.0251},
+        processes: {"appends per second": 458.0, "p99": 0.04},
+    }
+    found = [
+        {"work": work, "system": "ours", "figure": figure, "median": value, "all": [value]}
+        for work, figures_ in values.items()
+        for figure, value in figures_.items()
+    ]
+    page = streams_report.markdown({"machine": {}, "quick": False, "when": "now", "repeat": 1, "found": found})
+    table = list(streams_report.aims(found))
+    assert f"| {threads} | 6,000 | 5,000 | **25.10 ms** | 20.00 ms | **no** |" in table
+    assert f"| {processes} | **458** | 3,500 | 40.00 ms | 50.00 ms | **no** |" in table
+    assert page.index(table[0]) < page.index("**Appends of one row by 8 threads**")
+    assert list(streams_report.aims([each for each in found if each["figure"] == "p50"])) == []
+    sizes = streams.Sizes()
+    assert threads == f"appends of one row by {sizes.writers[0]} threads"
+    assert processes == f"appends of one row by {sizes.processes[-1]} processes of {sizes.writers[0]} threads"
 
 
 def _made_up() -> tuple[figures.Report, figures.Entry]:

@@ -20,6 +20,7 @@ class Commit(Work):
 
     title = "one durable commit of {rows:,} rows"
     headlines = ("commit",)
+    pairs = (("first commit of a process", "commit"),)
 
     def __init__(self, name: str, row_count: int, commits: int) -> None:
         self.name = name
@@ -40,34 +41,39 @@ class Commit(Work):
 
 
 class Threads(Work):
-    """Eight threads of one process, each as fast as it can."""
+    """Eight threads of one process, each as fast as it can: a short race first, then a longer one."""
 
     name = "threads-8"
     title = "{threads} threads of one process, each making commits of {rows:,} rows"
     headlines = ("per commit",)
+    pairs = (("per commit, first race of a process", "per commit"),)
     cases = (
         Case(
-            quick={"threads": 8, "rows": 100, "commits": 5},
-            full={"threads": 8, "rows": 100, "commits": 50},
+            quick={"threads": 8, "rows": 100, "first": 2, "commits": 5},
+            full={"threads": 8, "rows": 100, "first": 5, "commits": 50},
         ),
     )
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
-        commits = size["threads"] * size["commits"]
+        committed = 0
         with opened(system):
-            elapsed = self._race(system, size)
-            out.figure("per commit", elapsed / commits, note=f"{commits / elapsed:,.0f} commits/s")
+            for metric, each in zip(self.pairs[0], (size["first"], size["commits"]), strict=True):
+                commits = size["threads"] * each
+                elapsed = self._race(system, size, committed, each)
+                out.figure(metric, elapsed / commits, note=f"{commits / elapsed:,.0f} commits/s")
+                committed += commits
             out.seal()
         if out.first:
             with opened(system):
-                check("rows committed", [system.snapshot().num_rows], [commits * size["rows"]])
+                check("rows committed", [system.snapshot().num_rows], [committed * size["rows"]])
 
-    def _race(self, system: System, size: Size) -> float:
-        """The time from the start of all to the end of the last."""
+    def _race(self, system: System, size: Size, after: int, commits: int) -> float:
+        """Return the time from the start of all threads to the end of the last; `after` commits were made before."""
         start, failures = threading.Barrier(size["threads"] + 1), list[BaseException]()
 
         def work(number: int) -> None:
-            tables = [_batch(number * size["commits"] + each, size["rows"]) for each in range(size["commits"])]
+            first = after + number * commits
+            tables = [_batch(each, size["rows"]) for each in range(first, first + commits)]
             append = system.writer()
             start.wait()
             try:

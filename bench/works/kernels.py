@@ -8,10 +8,13 @@ import pyarrow.compute as pc
 
 from bench.peers.system import System
 from bench.rows import SEED, rows, updates
-from bench.works.work import Case, Out, Size, State, Work, check, seconds
+from bench.usage import most_memory_mb
+from bench.works.work import Case, Out, Size, State, Work, again, check, seconds
 
 RUNS = 16
 RETRACTED = 10
+SMALL = 50
+"""A small merge has this fraction of the updates of a large one."""
 
 
 class Consolidate(Work):
@@ -19,6 +22,7 @@ class Consolidate(Work):
 
     name = "consolidate"
     headlines = ("consolidate",)
+    pairs = (("consolidate", "consolidate, again"),)
     title = "consolidate {updates:,} updates in memory"
     needs = ("consolidate",)
     cases = (
@@ -31,40 +35,69 @@ class Consolidate(Work):
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
         given, survivors = _shuffled(size["updates"])
-        found = []
-        elapsed = seconds(lambda: found.append(system.consolidate(given)))
-        rate = size["updates"] / elapsed / 1e6
-        out.figure("consolidate", elapsed, note=f"{rate:.1f} M updates/s")
-        out.seal()
-        check("updates kept", [found[0].num_rows], [survivors])
-        ids = found[0].column("id").to_numpy()
-        check("in order", [bool((ids[1:] >= ids[:-1]).all())], [True])
+
+        def once() -> float:
+            found: list[pa.Table] = []
+            elapsed = seconds(lambda: found.append(system.consolidate(given)))
+            check("updates kept", [found[0].num_rows], [survivors])
+            ids = found[0].column("id").to_numpy()
+            check("in order", [bool((ids[1:] >= ids[:-1]).all())], [True])
+            return elapsed
+
+        first = once()
+        out.figure("consolidate", first, note=f"{size['updates'] / first / 1e6:.1f} M updates/s")
+        again(out, "consolidate, again", first, once)
 
 
 class Compact(Work):
-    """Sorted runs that overlap everywhere; one of eleven updates retracts a row of the run before."""
+    """Sorted runs that overlap everywhere, of which one of eleven updates retracts a row of the run before, or nowhere.
+
+    What is merged is one run afterwards, so that there is nothing left for a second time. Two small sets of runs are
+    merged before: the first one shows what a process does only once.
+    """
 
     name = "compact"
     headlines = ("merge",)
+    pairs = (("small merge, first of a process", "small merge, again"),)
+    measured_once = "what was merged is one run, and the first merge of a process is a small one"
     title = "merge 16 sorted runs of {rows:,} updates into one, told to use {memory_mb} MB"
     needs = ("write_runs", "merge_runs")
-    cases = (Case(quick={"rows": 20_000, "memory_mb": 700}, full={"rows": 1_000_000, "memory_mb": 700}),)
+    cases = tuple(
+        Case(
+            label,
+            quick={"rows": 20_000, "memory_mb": 700, "apart": apart},
+            full={"rows": 1_000_000, "memory_mb": 700, "apart": apart},
+        )
+        for apart, label in enumerate(("overlapping", "not overlapping"))
+    )
 
     def setup(self, system: System, size: Size, out: Out) -> State:
-        system.write_runs(_run(number, size["rows"]) for number in range(RUNS))
+        run = _run_apart if size["apart"] else _run
+        for each, count in self._sets(system, size).values():
+            each.folder.mkdir(exist_ok=True)
+            each.write_runs(run(number, count) for number in range(RUNS))
         return {}
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
-        found = []
+        sets = self._sets(system, size)
+        memory_mb = {metric: most_memory_mb(lambda m=metric: self._merge(m, *sets[m], size, out)) for metric in sets}
+        out.figure("most memory of the merge", memory_mb["merge"], "MB")
+        out.figure("most memory / what it was told to use", memory_mb["merge"] / size["memory_mb"], "x")
+
+    def _sets(self, system: System, size: Size) -> dict[str, tuple[System, int]]:
+        """Return the sets of runs by the figure of their merge: a system in a folder of its own, and rows of a run."""
+        small = dict.fromkeys(self.pairs[0], size["rows"] // SMALL)
+        return {
+            metric: (type(system)(system.folder / metric.replace(" ", "-")), count)
+            for metric, count in {**small, "merge": size["rows"]}.items()
+        }
+
+    def _merge(self, metric: str, system: System, count: int, size: Size, out: Out) -> None:
+        found: list[int] = []
         elapsed = seconds(lambda: found.append(system.merge_runs(size["memory_mb"])))
-        total = sum(_run_rows(number, size["rows"]) for number in range(RUNS))
-        out.figure("merge", elapsed, note=f"{total / elapsed / 1e6:.1f} M updates/s")
-        out.seal()
-        check(
-            "rows merged",
-            found,
-            [sum(_inserted(each, size["rows"]) - _retracted(each, size["rows"]) for each in range(RUNS))],
-        )
+        out.figure(metric, elapsed, note=f"{RUNS * count / elapsed / 1e6:.2g} M updates/s")
+        retracted = 0 if size["apart"] else sum(_retracted(number, count) for number in range(RUNS))
+        check("rows merged", found, [RUNS * count - 2 * retracted])
 
 
 def _shuffled(count: int) -> tuple[pa.Table, int]:
@@ -75,21 +108,19 @@ def _shuffled(count: int) -> tuple[pa.Table, int]:
     return given.take(np.random.default_rng(SEED).permutation(given.num_rows)), kept
 
 
-def _inserted(number: int, count: int) -> int:
-    return count - _retracted(number, count)
-
-
 def _retracted(number: int, count: int) -> int:
     return count // (RETRACTED + 1) if number else 0
 
 
-def _run_rows(number: int, count: int) -> int:
-    return _inserted(number, count) + _retracted(number, count)
-
-
 def _run(number: int, count: int) -> pa.Table:
     """Run n has the ids that are n modulo 16, and takes back every tenth of the run before."""
-    inserted = rows(np.arange(_inserted(number, count)) * RUNS + number)
-    taken = rows(np.arange(_retracted(number, count)) * RETRACTED * RUNS + number - 1)
+    retracted = _retracted(number, count)
+    inserted = rows(np.arange(count - retracted) * RUNS + number)
+    taken = rows(np.arange(retracted) * RETRACTED * RUNS + number - 1)
     both = pa.concat_tables([updates(inserted, number + 1), updates(taken, number + 1, diff=-1)])
     return both.take(pc.sort_indices(both, sort_keys=[("id", "ascending")]))
+
+
+def _run_apart(number: int, count: int) -> pa.Table:
+    """Run n has the ids that follow those of the run before."""
+    return updates(rows(np.arange(number * count, (number + 1) * count)), number + 1)

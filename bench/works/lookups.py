@@ -10,13 +10,16 @@ from bench.works.tables import Loaded
 from bench.works.work import Case, Out, Size, State, check, median, opened, seconds, spread
 
 RANGE = 1_000
+RANGES = f"range of {RANGE:,}"
+LATE = " right after commits"
 
 
 class Lookup(Loaded):
     """By key, on a loaded table, and again right after 100 small commits."""
 
     name = "lookup"
-    headlines = ("first point", "point", f"range of {RANGE:,}")
+    headlines = ("first point", "point", RANGES)
+    pairs = tuple((f"first {what}{when}", f"{what}{when}") for when in ("", LATE) for what in ("point", RANGES))
     title = "point and range lookup in {base:,} rows, also right after {commits} commits of 100 new rows"
     needs = ("append", "lookup", "range")
     cases = (
@@ -40,14 +43,12 @@ class Lookup(Loaded):
         base = size["base"]
         with opened(system):
             keys = sample(size["points"] + 1, base, salt=1)
-            out.figure("first point", seconds(lambda: system.lookup(int(keys[0]))))
-            self._look(system, size, out, keys[1:], "")
+            self._look(system, size, out, keys, "")
             for each in range(size["commits"]):
                 system.append(rows(np.arange(base + each * 100, base + (each + 1) * 100)))
-            late = " right after commits"
             # Half of them old, half of them in the commits just made.
             fresh = base + sample(size["points"] // 2, size["commits"] * 100, salt=2)
-            self._look(system, size, out, np.concatenate([fresh, keys[1 : 1 + len(fresh)]]), late)
+            self._look(system, size, out, np.concatenate([fresh, keys[: 1 + len(fresh)]]), LATE)
 
     def _look(self, system: System, size: Size, out: Out, keys: np.ndarray, when: str) -> None:
         times = []
@@ -55,10 +56,15 @@ class Lookup(Loaded):
             found = []
             times.append(seconds(lambda key=key, found=found: found.append(system.lookup(key))))
             check(f"row {key}", found[0], rows(np.array([key])).to_pylist())
-        out.figure(f"point{when}", median(times), note=spread(times))
+        self._tell(out, f"point{when}", times)
         times = []
-        for low in sample(size["ranges"], size["base"] - RANGE, salt=3).tolist():
+        for low in sample(size["ranges"] + 1, size["base"] - RANGE, salt=3).tolist():
             found = []
             times.append(seconds(lambda low=low, found=found: found.append(system.range(low, low + RANGE))))
             check(f"rows from {low}", [found[0].num_rows], [RANGE])
-        out.figure(f"range of {RANGE:,}{when}", median(times), note=spread(times))
+        self._tell(out, f"{RANGES}{when}", times)
+
+    def _tell(self, out: Out, metric: str, times: list[float]) -> None:
+        first, *later = times
+        out.figure(f"first {metric}", first)
+        out.figure(metric, median(later), note=spread(later))

@@ -23,6 +23,7 @@ class Subscribe(Work):
 
     name = "subscribe"
     headlines = ("latency",)
+    pairs = (("latency of the first row", "latency"),)
     title = "from the call that commits one row to the subscriber that has it, {writes} times"
     needs = ("append", "feed")
     cases = (
@@ -44,7 +45,8 @@ class Subscribe(Work):
             raise Cannot(system.one_process)
         with opened(system):
             write = _write_apart if size["apart"] else _write_here
-            times = _follow(system, size["writes"], write)
+            first, *times = _follow(system, 1 + size["writes"], write)
+        out.figure("latency of the first row", first)
         out.figure("latency", median(times), note=spread(times))
 
 

@@ -59,11 +59,18 @@ def replaced(size: Size, version: int = 1) -> int:
     return int((_upsert_ids(size, version) < size["base"]).sum())
 
 
-def after_upsert(before: Digest, size: Size) -> Digest:
-    """The digest of the table after its first upsert."""
-    ids = _upsert_ids(size, 1)
-    gone = rows(ids[ids < size["base"]])
-    return plus(minus(before, digest(gone)), digest(rows(ids, 1)))
+def after_upserts(before: Digest, size: Size, count: int = 1) -> Digest:
+    """Return the digest of the table after its first upserts."""
+    found = before
+    versions = np.full(size["base"] + count * (size["upsert"] // 10), -1, dtype=np.int8)
+    versions[: size["base"]] = 0
+    for version in range(1, count + 1):
+        ids = _upsert_ids(size, version)
+        for old in range(version):
+            found = minus(found, digest(rows(ids[versions[ids] == old], old)))
+        found = plus(found, digest(rows(ids, version)))
+        versions[ids] = version
+    return found
 
 
 def _upsert_ids(size: Size, version: int) -> np.ndarray:

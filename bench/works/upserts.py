@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 
 from bench.peers.system import System
 from bench.rows import COLUMNS, SCHEMA, digest, rows, sample
-from bench.works.tables import Loaded, Upserted, after_upsert, replaced, upsert_rows
-from bench.works.work import Case, Out, Size, State, check, median, opened, seconds, spread
+from bench.works.tables import Loaded, Upserted, after_upserts, replaced, upsert_rows
+from bench.works.work import Case, Out, Size, State, again, check, median, opened, seconds, spread
 
 MILLION = 1_000_000
 QUICK = {"base": 500_000, "upsert": 50_000}
@@ -20,6 +20,7 @@ class UpsertSmall(Loaded):
 
     name = "upsert-10k"
     headlines = ("upsert",)
+    pairs = (("first upsert of a process", "upsert"),)
     title = "upsert of {upsert:,} rows in {base:,}, one of ten new"
     needs = ("append", "upsert")
     cases = (
@@ -41,21 +42,29 @@ class UpsertSmall(Loaded):
 
 
 class UpsertLarge(Loaded):
-    """One upsert of a tenth of the table."""
+    """An upsert of a tenth of the table, and one more of other rows."""
 
     name = "upsert-1m"
     headlines = ("upsert",)
+    pairs = (("upsert", "upsert, again"),)
     title = "upsert of {upsert:,} rows in {base:,}, one of ten new"
     needs = ("append", "upsert")
     cases = (Case(quick=QUICK, full=FULL),)
 
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
-        given = upsert_rows(size)
+        done = []
+
+        def once() -> float:
+            given = upsert_rows(size, 1 + len(done))
+            done.append(seconds(lambda: system.upsert(given)))
+            return done[-1]
+
         with opened(system):
-            out.figure("upsert", seconds(lambda: system.upsert(given)))
+            out.figure("upsert", once())
+            again(out, "upsert, again", done[0], once)
             out.seal()
             if out.first:
-                check("rows after", digest(system.snapshot()), after_upsert(state["digest"], size))
+                check("rows after", digest(system.snapshot()), after_upserts(state["digest"], size, len(done)))
 
 
 class Changes(Upserted):
@@ -63,6 +72,7 @@ class Changes(Upserted):
 
     name = "changes"
     headlines = ("changes",)
+    pairs = (("changes", "changes, again"),)
     title = "the net changes of an upsert of {upsert:,} rows in {base:,}"
     needs = ("append", "upsert", "changes")
     cases = (Case(quick=QUICK, full=FULL),)
@@ -83,6 +93,7 @@ class NetChanges(Loaded):
 
     name = "net-changes"
     headlines = ("made net",)
+    pairs = (("feed as it comes", "feed, again"), ("made net", "made net, again"))
     title = "the net changes of three updates of the same {upsert:,} rows in {base:,}"
     needs = ("append", "upsert", "changes")
     cases = (Case(quick={"base": 100_000, "upsert": 10_000}, full={"base": MILLION, "upsert": 10_000}),)
@@ -103,16 +114,16 @@ class NetChanges(Loaded):
     def run(self, system: System, size: Size, state: State, out: Out) -> None:
         true_net = 2 * size["upsert"]
         with opened(system):
-            found: list[pa.Table] = []
-            elapsed = seconds(lambda: found.append(_read(system, state)))
-            given = found[0].num_rows
-            out.figure("feed as it comes", elapsed, note=f"{given:,} rows, the net is {true_net:,}")
-            if given != true_net:
-                elapsed += seconds(lambda: found.append(_net(found[0])))
-            out.figure("made net", elapsed, note="" if given == true_net else "summed by pyarrow afterwards")
-            out.figure("feed, again", seconds(lambda: _read(system, state)))
+            for feed, net in zip(*self.pairs, strict=True):
+                found: list[pa.Table] = []
+                elapsed = seconds(lambda found=found: found.append(_read(system, state)))
+                given = found[0].num_rows
+                out.figure(feed, elapsed, note=f"{given:,} rows, the net is {true_net:,}")
+                if given != true_net:
+                    elapsed += seconds(lambda found=found: found.append(_net(found[0])))
+                out.figure(net, elapsed, note="" if given == true_net else "summed by pyarrow afterwards")
+                check("net rows", [found[-1].num_rows], [true_net])
             out.seal()
-            check("net rows", [found[-1].num_rows], [true_net])
 
 
 def _read(system: System, state: State) -> pa.Table:

@@ -70,6 +70,12 @@ class Work:
     headlines: ClassVar[tuple[str, ...]] = ()
     """The figures that the first table of the page shows."""
 
+    pairs: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Figures of the same thing: the first time in a process, and later ones."""
+
+    measured_once: ClassVar[str] = ""
+    """Why no later figure is there, for what is not in `pairs`."""
+
     def setup_key(self, size: Size) -> str:
         """Works with an equal key share what setup left behind."""
         return f"{self.name}-{'-'.join(map(str, size.values()))}"
@@ -106,6 +112,14 @@ def seconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def again(out: Out, metric: str, first_s: float, call: Callable[[], float]) -> None:
+    """Measure something once more, unless the process would be ended meanwhile: then say so, and go on."""
+    if out.remaining() < 2 * first_s:
+        out.cannot(metric, f"no time is left: the first one took {first_s:,.1f} s")
+    else:
+        attempt(out, metric, call)
 
 
 def attempt(out: Out, metric: str, call: Callable[[], float], unit: str = "s") -> None:
