@@ -20,7 +20,9 @@ from timespine.spark.options import FEED, READ, STREAM, STREAM_WRITE, WRITE, Opt
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
 
+    from timespine.columnar.predicate.predicate import Predicate
     from timespine.spark.read.stream_reader import FeedReader
     from timespine.spark.write.data_source_writer import BatchSink, StreamSink
 
@@ -67,10 +69,18 @@ class TimespineSource(DataSource):
         return stream_sink(Options(self.options, STREAM_WRITE), schema, overwrite=overwrite)
 
 
+class FilteringSource(TimespineSource):
+    """The same data source for sessions that push filters correctly (`spark.setup.filter_probe`)."""
+
+    @raises_plain_errors
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return FilteringReader(Options(self.options, READ, FEED), schema)
+
+
 class TimespineReader(DataSourceReader):
     """A batch read.
 
-    SUBTLE: it accepts no pushed filters, though Spark can push them. Spark uses the plan of a filtered query again
+    SUBTLE: it must have no method `pushFilters`. If it has one, Spark 4.3 uses the plan of a filtered query again
     for the next query without filters on the same DataFrame, and rows are missing (test_facts.py). The option `where`
     takes conditions that skip parts.
     """
@@ -78,16 +88,28 @@ class TimespineReader(DataSourceReader):
     def __init__(self, options: Options, promised: StructType) -> None:
         self._options = options
         self._promised = promised
+        self._pushed: Predicate | None = None
 
     @raises_plain_errors
     def partitions(self) -> list[InputPartition]:
         from timespine.spark.read.read_plan import plan_read
         from timespine.spark.store_cache import collection_of
 
-        planned = plan_read(collection_of(self._options.target), self._options, self._promised)
+        planned = plan_read(collection_of(self._options.target), self._options, self._promised, self._pushed)
         return [InputPartition((planned.reading, data)) for data in planned.slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from timespine.spark.read.read_task import read_partition
 
         return read_partition(partition)
+
+
+class FilteringReader(TimespineReader):
+    """A batch read that takes the filters which it can apply exactly, and leaves the others to Spark."""
+
+    @raises_plain_errors
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        from timespine.spark.read.pushed_filters import split_filters
+
+        self._pushed, others = split_filters(filters, self._options, self._promised)
+        return others

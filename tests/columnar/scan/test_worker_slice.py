@@ -15,6 +15,7 @@ from run_cases import CONFIG, Place, order_keys, questions, worlds
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.where import as_predicate
+from timespine.columnar.scan.prune import Pruner
 from timespine.columnar.scan.scan import parts_readable_as_is, scan
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
@@ -52,6 +53,63 @@ def test_slices_together_are_the_whole(data):
         assert travelled == slice
         found.extend(read_slice_rows(travelled, place.blob, place.config, PartCache(1 << 20), MEMORY))
     assert counted(found, wanted) == counted(scan(place.parts(), runs, wanted, MEMORY), wanted)
+
+
+def check_pieces(place, runs, wanted, n):
+    """Compare the parts of each piece with those that a look at all parts for every piece finds."""
+    parts = place.parts()
+    slices = cut_slices(parts, [schema.encode() for schema in place.schemas], runs, wanted, n)
+    for slice in slices:
+        piece = replace(wanted, lower=slice.lower, upper=slice.upper)
+        oracle = [(run, tuple(parts.matching(run.parts, run, piece))) for run in runs]
+        assert [each.parts for each in slice.runs] == [inside for _, inside in oracle if inside]
+        assert [(each.order, each.schema) for each in slice.runs] == [
+            (run.order, run.schema) for run, inside in oracle if inside
+        ]
+    return slices
+
+
+@some
+@examples(st.data())
+def test_each_piece_has_the_parts_that_a_look_at_all_of_them_finds(data):
+    place, runs, _, pools = data.draw(worlds())
+    wanted, _ = data.draw(questions(place.newest, pools, keys=False))
+    check_pieces(place, runs, wanted, data.draw(st.integers(2, 12)))
+
+
+def test_parts_that_compare_by_the_first_column_alone_are_in_all_pieces_of_that_value():
+    """A key column was widened: ends of pieces within one value of the column before it do not compare with bounds."""
+    narrow = define({"a": "int64", "b": "int32"}, {})
+    wide = narrow.widen("b", "int64")
+    place = Place([narrow, wide], replace(CONFIG, bound_bytes=64))
+    rows = [((a, b), (3,), 1) for a in (4, 5, 6) for b in range(30)]
+    runs = [place.run(rows, 0, cuts=range(0, 90, 10)), place.run(rows, 1, cuts=range(0, 90, 10))]
+    slices = check_pieces(place, runs, ScanRequest(wide, wide.names), 9)
+    assert [sum(run.schema == 0 for run in slice.runs) for slice in slices] == [1] * 9
+    assert [len(slice.runs[0].parts) for slice in slices] == [3, 3, 6, 3, 3, 6, 3, 3, 3]
+
+
+@pytest.mark.parametrize("runs", [1, 20], ids=["one flat run", "many flat runs"])
+def test_the_steps_of_cutting_grow_with_the_parts_and_not_with_parts_times_pieces(monkeypatch, runs):
+    steps, seen = [0], Pruner.bounds_may_match
+
+    def counted(self, meta):
+        steps[0] += 1
+        return seen(self, meta)
+
+    monkeypatch.setattr(Pruner, "bounds_may_match", counted)
+    place = Place([KV], replace(CONFIG, bound_bytes=64))
+    each = 400 // runs
+    flat = [
+        place.run([((k, "x"), (3,), 1) for k in range(start, start + each)], cuts=range(each))
+        for start in range(0, 400, each)
+    ]
+    slices = cut_slices(place.parts(), [KV.encode()], flat, ScanRequest(KV, KV.names), 40)
+    assert len(slices) == 40
+    assert sum(len(run.parts) for slice in slices for run in slice.runs) <= 400 + 2 * 40
+    # Each part is looked at once to cut, once to leave out what the whole read does not need, and once for each of its
+    # pieces: a look at all parts for each piece takes 400 * 40 steps.
+    assert steps[0] <= 3 * 400 + 2 * 40
 
 
 def world(**more):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -11,6 +12,10 @@ from every_type import VALUES, canonical, row
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+import timespine as ts
+from timespine.client.api_for_engines import untouched_parts_of
+from timespine.columnar.scan import split_keys
+from timespine.columnar.scan.part_access import Parts
 from timespine.errors import TimespineError, UsageError
 from timespine.spark.read import to_spark
 from timespine.spark.read.to_spark import partitions_of, release
@@ -76,6 +81,46 @@ def test_a_damaged_file_is_an_error_or_the_same_rows_and_never_others(store, spa
                 assert sorted(found.column("id").to_pylist()) == list(range(3000))
                 assert set(found.column("name").to_pylist()) == {f"name {id}" for id in range(3000)}
     assert len(damaged) >= 3  # the middle may be a Bloom filter, which nobody asks here
+
+
+@pytest.fixture
+def in_many_files(tmp_path):
+    """A settled run in some dozens of small files."""
+    config = ts.Config(part_bytes=1024, inline_part_bytes=1)
+    with ts.open(tmp_path / "many", maintenance=False, config=config) as store:
+        items = store.create("items", key={"id": "int64"}, value={"name": "string"}, timeline="counter")
+        items.append(pa.table({"id": range(2000), "name": [f"name {id}" for id in range(2000)]}))
+        yield items
+
+
+def test_many_small_files_are_planned_by_the_state_and_no_file_is_opened(in_many_files, spark, monkeypatch):
+    monkeypatch.setattr(to_spark, "FILES_FEW", 8)
+    monkeypatch.setattr(to_spark, "WORTH_ROWS", 1)
+    monkeypatch.setattr(split_keys, "FEW_PARTS", 8)
+    files = untouched_parts_of(in_many_files.snapshot())
+    assert len(files) > 20
+    opened, load = [], Parts.open
+    monkeypatch.setattr(Parts, "open", lambda self, part, *given: opened.append(part.key) or load(self, part, *given))
+    frame = in_many_files.snapshot().to_spark(spark)
+    assert opened == []
+    assert "FileScan" not in frame._jdf.queryExecution().executedPlan().toString()
+    assert sorted(frame.toArrow().column("id").to_pylist()) == list(range(2000))
+    monkeypatch.setattr(to_spark, "FILE_BYTES_MIN", 1)  # now they are large
+    frame = in_many_files.snapshot().to_spark(spark)
+    assert sorted(opened) == sorted(part.key for part in files)
+    assert "FileScan" in frame._jdf.queryExecution().executedPlan().toString()
+    assert frame.count() == 2000
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_foreign_file_among_many_is_refused_however_they_are_read(in_many_files, spark, native):
+    """It has the same columns and is sound by itself, but it is another part."""
+    store, files = in_many_files._handle.context, untouched_parts_of(in_many_files.snapshot())
+    blobs = Path(store.location) / "blobs"
+    (blobs / files[-1].key).chmod(0o600)
+    (blobs / files[-1].key).write_bytes((blobs / files[-2].key).read_bytes())
+    with pytest.raises((TimespineError, PySparkException, Py4JJavaError)):
+        in_many_files.snapshot().to_spark(spark, native=native).count()
 
 
 def test_changes_are_net_and_images_are_paired_by_key(store, spark):

@@ -76,6 +76,23 @@ class Pruner:
         names = [self._by_id[id].name for id in ids if id in self._by_id]
         return (*names, *time_names(self._written.arity), DIFF)
 
+    @property
+    def range(self) -> tuple[bytes | None, bytes | None]:
+        """The wanted range, by those columns of the cut that compare with the bounds of a part."""
+        return self._lower, self._upper
+
+    def bounds_may_match(self, meta: PartMeta) -> bool:
+        """Tell whether a row between the bounds of a part may be in the wanted range.
+
+        A row begins with the bytes of its columns of the cut, so if these are at or after the lower end the
+        row is, too. The upper end is exclusive, unless only some of the columns compare.
+        """
+        if self._lower is not None and meta.upper is not None and meta.upper < self._lower:
+            return False
+        if self._upper is None or meta.lower is None:
+            return True
+        return meta.lower < self._upper or (not self._is_exact and meta.lower.startswith(self._upper))
+
     def part_may_match(self, part: Part) -> bool:
         """Tell whether some row of a part may be asked for."""
         if not part.meta:
@@ -83,7 +100,7 @@ class Pruner:
         meta = known_meta(part.meta)
         if not self._times_may_match(part, meta):
             return False
-        if not self._within(meta.lower, meta.upper):
+        if not self.bounds_may_match(meta):
             return False
         keys = self._wanted.keys
         if keys is not None and self._by_key and len(keys) <= FEW and not self._has_key(meta.lower, meta.upper):
@@ -225,18 +242,6 @@ class Pruner:
         encoded = keys.encoded(self._key_names)
         first = 0 if lower is None else first_from(encoded, lower)
         return first < len(encoded) and (upper is None or encoded[first] <= upper)
-
-    def _within(self, lower: bytes | None, upper: bytes | None) -> bool:
-        """Tell whether a row between these bounds may be in the wanted range.
-
-        A row begins with the bytes of its columns of the cut, so if these are at or after the lower end the
-        row is, too. The upper end is exclusive, unless only some of the columns compare.
-        """
-        if self._lower is not None and upper is not None and upper < self._lower:
-            return False
-        if self._upper is None or lower is None:
-            return True
-        return lower < self._upper or (not self._is_exact and lower.startswith(self._upper))
 
 
 def _places(starts: Integers, stops: Integers) -> Integers:

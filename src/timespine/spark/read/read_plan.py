@@ -26,6 +26,8 @@ from timespine.client.api_for_engines import (
     slices_of,
 )
 from timespine.client.collection import Collection
+from timespine.columnar.predicate.predicate import Predicate
+from timespine.columnar.predicate.where import as_predicate
 from timespine.columnar.schema.schema import Schema, is_reserved, shown_names
 from timespine.core.state import State
 from timespine.errors import UsageError, short_repr
@@ -90,13 +92,15 @@ def columns_to_read(schema: Schema, options: Options, promised: StructType | Non
     return [name for name in schema.names if name in mine]
 
 
-def plan_read(collection: Collection, options: Options, promised: StructType | None = None) -> PlannedRead:
-    """Plan a read under a lease with a fixed term, which no process renews."""
+def plan_read(
+    collection: Collection, options: Options, promised: StructType | None = None, pushed: Predicate | None = None
+) -> PlannedRead:
+    """Plan a read under a lease with a fixed term, which no process renews; of rows that Spark's filters keep."""
     handle = handle_of(collection)
     state = handle.state()
     columns = columns_to_read(handle.schema(state)[1], options, promised)
     hold = lease_for_term(handle, options.text("lease"), all_history=options.flag("readUpdates"))
-    rows = rows_of(handle, options, columns, hold, state)
+    rows = rows_of(handle, options, columns, hold, state, pushed)
     return plan_slices(rows, options.number("partitions"), promised)
 
 
@@ -120,10 +124,17 @@ def plan_slices(
 
 
 def rows_of(
-    handle: CollectionHandle, options: Options, columns: list[str] | None, hold: HoldState, state: State | None = None
+    handle: CollectionHandle,
+    options: Options,
+    columns: list[str] | None,
+    hold: HoldState,
+    state: State | None = None,
+    pushed: Predicate | None = None,
 ) -> Rows:
-    """Plan the rows that the options ask for on the newest state, which `hold` leases."""
-    asked = ReadOptions(columns, options.text("where"), hold=hold, state=state)
+    """Plan the rows that the options and pushed filters ask for on the newest state, which `hold` leases."""
+    text = options.text("where")
+    where = pushed if text is None else as_predicate(text) if pushed is None else as_predicate(text) & pushed
+    asked = ReadOptions(columns, where, hold=hold, state=state)
     if options.flag("readUpdates"):
         return open_updates(handle, None, asked)
     if options.is_feed:

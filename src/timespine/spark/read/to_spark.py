@@ -2,8 +2,8 @@
 
 Partitions are key ranges, cut by the statistics of parts, and each task merges its
 own slice of all runs, so there is no shuffle. If one run holds exactly the rows
-of the read, Spark reads its files directly: those of a folder, or objects of a bucket if the user names the scheme of a
-Hadoop filesystem that the session has.
+of the read, in few or in large files, Spark reads its files directly: those of a folder, or objects of a bucket if
+the user names the scheme of a Hadoop filesystem that the session has.
 """
 
 from __future__ import annotations
@@ -48,6 +48,14 @@ PARTITION_BYTES = 64 << 20
 
 WORTH_ROWS = 1 << 17
 """The number of updates from which several tasks are faster than one, for any number of cores."""
+
+FILES_FEW = 256
+"""The number of files that Spark may read directly, whatever their size."""
+
+FILE_BYTES_MIN = 4 << 20
+"""The mean size from which Spark reads any number of files directly. To plan a file takes the driver about a
+millisecond: 0.4 ms of CPU time to check its footer, and as much in Spark to list it. Slices of smaller files are
+planned by what the state knows, and their tasks check the footers."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
 
@@ -127,6 +135,8 @@ def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation, scheme: st
     paths = [path for path in files if path is not None]
     if not found or len(paths) < len(files):  # executors read blobs of a bucket through Timespine
         return None
+    if len(found) > FILES_FEW and sum(part.size for part in found) < len(found) * FILE_BYTES_MIN:
+        return None
     _check_footers(rows, found)
     reader = spark.read.schema(struct_type(pa.schema([schema.arrow.field(name) for name in request.columns])))
     # SUBTLE: a flipped bit in a page must be an error, not another value; the footers are checked above.
@@ -143,7 +153,11 @@ def _native(rows: Snapshot, spark: SparkSession, place: BlobLocation, scheme: st
 
 
 def _check_footers(rows: Snapshot, found: list[Part]) -> None:
-    """Check the checksums of footers, because Spark does not."""
+    """Check the footers of all files, because Spark does not: no checksum of a page covers them.
+
+    SUBTLE: a sample is not enough. A flipped bit in the name of a column gives nulls instead of its values, and one in
+    statistics skips row groups (test_a_foreign_file_among_many_is_refused_however_they_are_read).
+    """
     parts = part_access_of(rows)
     plan = scan_plan_of(rows)
     (run,) = plan.summed().runs if plan is not None else ()

@@ -99,8 +99,12 @@ def prepare(spark: SparkSession) -> SparkSession:
     Afterwards it has the format "timespine", and its workers can import Timespine. If they cannot, and no setting
     of a running session helps, a `UsageError` says what to set. `prepare` also changes settings that make Timespine
     faster, unless the user has set them. The meaning of queries and the time zone stay as they are.
+
+    If `spark.sql.python.filterPushdown.enabled` is true, a probe tells whether the format takes filters. Call `prepare`
+    again after a change of this setting.
     """
-    from timespine.spark.data_source import TimespineSource
+    from timespine.spark.data_source import FilteringSource, TimespineSource
+    from timespine.spark.setup.filter_probe import PUSHDOWN, pushes_filters_correctly
 
     check_workers(spark)
     there = spark.conf.getAll
@@ -108,7 +112,8 @@ def prepare(spark: SparkSession) -> SparkSession:
         if key not in there:
             spark.conf.set(key, value)
     # Spark finds the format by itself only if its workers run the Python of the driver at its first search.
-    spark.dataSource.register(TimespineSource)
+    filters = there.get(PUSHDOWN, "false").lower() == "true" and pushes_filters_correctly(spark)
+    spark.dataSource.register(FilteringSource if filters else TimespineSource)
     return spark
 
 
