@@ -10,7 +10,7 @@ import pytest
 
 import timespine as ts
 from timespine.spark.write import driver_or_tasks
-from timespine.views.refresh import choose_engine, compute_on_spark, refresh_one_view
+from timespine.views.refresh import choose_engine, compute_on_spark, refresh_one_view, refresh_views
 from timespine.views.spark_engine import evaluate, source
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql import from_sql
@@ -315,6 +315,50 @@ def test_a_function_of_dataframes_is_a_view_that_spark_computes_whole(spark, tmp
         with pytest.raises(ts.UsageError, match="which this process does not know"):
             store.refresh(["pairs"], spark=spark)
         assert store.view("pairs", frame=joined, spark=spark).refresh().engine == "none"
+
+
+def _last_of_chain(tables):
+    return tables["sums"].selectExpr("g", "s * 2 AS twice", "n")
+
+
+CHAIN = {
+    "sums": "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g",
+    "shares": "SELECT g, s, sum(n) OVER () AS whole FROM sums",
+    "above": "SELECT whole, count(*) AS n FROM shares GROUP BY whole",
+    "other": "SELECT k, v FROM b",
+}
+
+
+@pytest.mark.parametrize("small_rows", [50_000, 0])
+def test_a_chain_through_views_that_spark_computes_whole_is_one_commit_at_one_time(
+    spark, tmp_path, monkeypatch, small_rows
+):
+    """Stored rows and pending changes of a view below, also where tasks hold these changes."""
+    commits = []
+    whole = refresh_views._commit
+    monkeypatch.setattr(refresh_views, "_commit", lambda *given: commits.append(given[1]) or whole(*given))
+    rng = random.Random(23)
+    with new_store(tmp_path / "store") as store:
+        views = {name: store.view(name, sql=sql, spark=spark) for name, sql in CHAIN.items()}
+        views["last"] = store.view("last", frame=_last_of_chain, inputs=["sums"], spark=spark)
+        assert [name for name, view in views.items() if view.definition.mode == "spark"] == ["shares", "last"]
+        for engine in ("spark", None):
+            step(rng, store)
+            commits.clear()
+            done = store.refresh(spark=spark) if engine is None else _refreshed_on_spark(store, spark)
+            assert [len(works) for works in commits] == [5]
+            (time,) = {each.time for each in done.values()}
+            assert {view.upper.time for view in views.values()} == {time + 1}
+            for name in ("a", "b", "sums", "shares"):
+                store[name].snapshot(as_of=time).to_spark(spark).createOrReplaceTempView(name)
+            for name, sql in {**CHAIN, "last": "SELECT g, s * 2 AS twice, n FROM sums"}.items():
+                expected = Counter(tuple(map(plain, row)) for row in spark.sql(sql).collect())
+                assert counted(views[name].snapshot(as_of=time, multiplicity="column")) == expected, name
+            assert {done["shares"].how, done["last"].how} == {"whole"}
+
+
+def _refreshed_on_spark(store, spark):
+    return refresh_views.refresh_together(store, None, None, spark, "spark")
 
 
 # The choice.
