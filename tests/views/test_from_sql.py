@@ -83,6 +83,71 @@ def test_all_reasons_are_found_at_once():
     assert len(refused.value.reasons) == 3
 
 
+MANY_REASONS = [
+    ("SELECT md5(s) AS m FROM a QUALIFY row_number() OVER (PARTITION BY G ORDER BY k) = 1", ["md5", "QUALIFY"]),
+    ("SELECT rand() AS r, soundex(s) AS t FROM a", ["rand()", "soundex"]),
+    ("SELECT unix_timestamp() AS r, soundex(s) AS t FROM a", ["follows the clock", "soundex"]),
+    (
+        "SELECT md5(s) AS m, soundex(s) AS n FROM a WHERE s RLIKE 'x' GROUP BY 1, 2 HAVING max(ascii(s)) > 1",
+        ["md5", "soundex", "rlike", "ascii"],
+    ),
+    ("SELECT md5(s) || soundex(s) AS t, CASE WHEN ascii(s) = 1 THEN hex(s) END AS u FROM a", 4),
+    ("SELECT G, percentile(k, 0.5) AS p, sum(length(md5(s)) + ascii(s)) AS n FROM a GROUP BY G", 3),
+    ("WITH c AS (SELECT md5(s) AS h, k FROM a) SELECT soundex(h) AS x, k FROM c WHERE ascii(h) > 1", 3),
+    ("SELECT md5(s) AS m FROM a UNION SELECT soundex(s) AS m FROM a ORDER BY m LIMIT 1000000", 3),
+    ("SELECT a.k FROM a JOIN b ON a.k = b.k AND ascii(s) = 1 WHERE a.k IN (SELECT ascii(s) AS k FROM a)", 2),
+    ("SELECT k FROM a WHERE k IN (SELECT k FROM b GROUP BY k, md5(day)) OR soundex(s) = 'x'", 3),
+    ("SELECT sum(k) OVER (ORDER BY md5(s)) AS w, lag(k) OVER (PARTITION BY ascii(s) ORDER BY k) AS q FROM a", 3),
+    ("SELECT k, md5(s) AS z, y FROM a LATERAL VIEW explode(array(k)) t AS y", ["md5", "LATERAL VIEW"]),
+    ("SELECT G, k, count(*) AS n FROM a GROUP BY x, G HAVING soundex(G) = 'x'", ["k is neither", "GROUP BY by x", ""]),
+    ("SELECT any_value(s) AS v, nope FROM a", ["any row", "no column nope"]),
+]
+
+
+@pytest.mark.parametrize(("sql", "whats"), MANY_REASONS)
+def test_a_refusal_does_not_hide_the_reasons_beside_and_inside_of_it(sql, whats):
+    with pytest.raises(UnsupportedView) as refused:
+        planned(sql)
+    reasons = refused.value.reasons
+    places = [(reason.line, reason.column) for reason in reasons]
+    assert places == sorted(set(places)), "each once, in the order of the text"
+    assert len(reasons) == (whats if isinstance(whats, int) else len(whats)), refused.value
+    for reason, what in zip(reasons, whats if isinstance(whats, list) else [], strict=False):
+        assert what in reason.what
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "QUALIFY row_number() OVER (PARTITION BY G ORDER BY k) = 1 LIMIT 3",
+        "LATERAL VIEW explode(array(k)) t AS y LIMIT 2",
+        "LIMIT 3 OFFSET 2",
+        "WHERE k IN (SELECT k FROM b GROUP BY k LIMIT 2) OR k = 1",
+    ],
+)
+def test_a_limit_without_an_order_is_forbidden_beside_other_refusals(rest):
+    with pytest.raises(UnsupportedView, match="no definite answer") as refused:
+        planned(f"SELECT k FROM a {rest}")
+    (reason,) = [each for each in refused.value.reasons if each.forbidden]
+    assert "without ORDER BY" in reason.what
+
+
+def test_a_limit_inside_of_exists_only_asks_whether_there_are_rows():
+    with pytest.raises(UnsupportedView) as refused:
+        planned("SELECT k FROM a WHERE EXISTS (SELECT k FROM b WHERE b.k = a.k LIMIT 1)")
+    assert not any(reason.forbidden for reason in refused.value.reasons)
+
+
+def test_functions_are_called_as_the_user_wrote_them():
+    with pytest.raises(UnsupportedView) as refused:
+        planned("SELECT percentile(k, 0.5) AS p, Median(k) AS m, hex(s) AS h FROM a GROUP BY s")
+    assert [reason.what.split(" is not")[0] for reason in refused.value.reasons] == [
+        "the aggregate percentile has no rule",
+        "the aggregate median has no rule",
+        "hex",
+    ]
+
+
 class AnyType:
     """A session of Spark that gives a type to everything."""
 
