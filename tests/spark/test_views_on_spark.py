@@ -282,6 +282,47 @@ def test_a_plan_that_differs_from_sparks_answer_is_refused_with_both_counts(spar
         assert len(store.view("top", sql=sql, spark=spark, check=False).snapshot().to_pylist()) == 1
 
 
+def test_a_full_view_whose_plan_differs_is_computed_from_its_text_by_spark(spark, tmp_path, monkeypatch):
+    whole = from_sql.Builder._limit
+    monkeypatch.setattr(from_sql.Builder, "_limit", lambda self, limit: whole(self, limit) - 1)
+    sql = "SELECT k, v FROM a ORDER BY k, v LIMIT 2"
+    with new_store(tmp_path / "store") as store:
+        view = store.view("top", sql=sql, policy="full", spark=spark)
+        right = store.view("all", sql="SELECT k, v FROM a", policy="full", spark=spark)
+        assert (view.definition.mode, right.definition.mode) == ("spark", "process")
+        assert "its plan gives 1 rows, and Spark 2" in view.explain()
+        assert len(view.snapshot().to_pylist()) == 2
+        store["a"].append([{"k": 0, "g": 1, "v": 7, "s": None}])
+        store.seal(["b"], store["a"].upper)
+        done = store.refresh(spark=spark)["top"]
+        assert (done.engine, done.how, "its plan gives" in done.why) == ("spark", "whole", True)
+        assert sorted(row["k"] for row in view.snapshot().to_pylist()) == [0, 1]
+        view.rebuild()
+        assert view.definition.mode == "spark"
+        assert len(view.snapshot().to_pylist()) == 2
+
+
+def test_verify_compares_with_sparks_answer_to_the_text_and_not_with_the_plan(spark, tmp_path, monkeypatch):
+    whole = from_sql.Builder._limit
+    with new_store(tmp_path / "store") as store:
+        store["a"].append([{"k": 3, "g": 1, "v": 2, "s": None}])
+        store.seal(["b"], store["a"].upper)
+        monkeypatch.setattr(from_sql.Builder, "_limit", lambda self, limit: whole(self, limit) - 1)
+        for policy in ("incremental", "full"):
+            sql = "SELECT k, v FROM a ORDER BY k, v LIMIT 2"
+            view = store.view(f"top_{policy}", sql=sql, policy=policy, spark=spark, check=False)
+            found = view.verify()
+            assert (found.is_exact, found.missing, found.extra, found.rows) == (False, 1, 0, 1)
+        tied = store.view("tied", sql="SELECT v, k FROM a ORDER BY v LIMIT 2", check=False, spark=spark)
+        assert tied.verify().missing == 1, "the number of rows is decided"
+        monkeypatch.undo()
+        tied = store.view("tied2", sql="SELECT v, k FROM a ORDER BY v LIMIT 1", spark=spark)
+        assert tied.verify().is_exact
+        assert tied.snapshot().to_pylist() == [{"v": 2, "k": 2}]
+        sums = store.view("sums", sql=GROUPS, spark=spark)
+        assert sums.verify(spark=spark).is_exact
+
+
 def test_sums_of_doubles_and_open_ties_are_no_difference(spark, tmp_path):
     with ts.open(tmp_path / "store") as store:
         rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from timespine.client.api_for_engines import (
     Collection,
     CollectionHandle,
@@ -141,7 +143,10 @@ class View(Collection):
         return status_of(self._store, self, self.definition)
 
     def verify(self, as_of: TimeLike | None = None, *, spark: Any = None) -> Verified:
-        """Compute the query whole, as of a refresh point (default: the last), and compare."""
+        """Compute the query whole, as of a refresh point (default: the last), and compare.
+
+        With a session, it is Spark's answer to the text as it was written; without, that of the plan.
+        """
         time = self._handle.time_of(as_of)[0] if as_of is not None else self._time()
         given = spark if spark is not None else self._spark
         rows, missing, extra = verify_view(self._store, self._handle, self.definition, time, given)
@@ -297,10 +302,19 @@ def build_view(
         built = FirstBuild(definition, compiled, handles, time, spark, stack, function)
         schema = infer(built.schema(), tuple(key))
         changes = built.compute(schema.arrow)
+        differs = built.difference(schema.arrow, changes) if check and definition.mode != SPARK else ""
+        if differs and definition.mode == INCREMENTAL:
+            raise UnsupportedView(
+                f"view {name} was not created: {differs}. Create it with policy='full', which computes the text on "
+                "Spark (check=False skips this comparison)"
+            )
+        if differs:
+            definition, compiled = on_spark_as_text(definition, compiled, (differs,))
+            built = FirstBuild(definition, compiled, handles, time, spark, stack, function)
+            schema = infer(built.schema(), tuple(key))
+            changes = built.compute(schema.arrow)
         if schema.key:
             built.check_key(name, schema, changes)
-        if check and definition.mode == INCREMENTAL:
-            built.check(name, schema.arrow, changes)
         line: Any = next(iter(handles.values())).entry.timeline
         made = Definition(schema, line, retain, None, role="view")
         id = create_filled(store, name, definition, compiled, handles, changes, time, made, replace=replace)
@@ -351,6 +365,14 @@ def define_view(
         raise UnsupportedView(f"times='every' is computed in the process, and only Spark can: {portable}")
     made = ViewDefinition(VERSION, query.text, inputs, policy, mode, times, token, (), digest, (), types)
     return made, Compiled(query, plan, named)
+
+
+def on_spark_as_text(
+    definition: ViewDefinition, compiled: Compiled, reasons: tuple[str, ...]
+) -> tuple[ViewDefinition, Compiled]:
+    """Let Spark compute the text of a view as it was written, whole, instead of its plan."""
+    made = msgspec.structs.replace(definition, mode=SPARK, digest="", types=(), reasons=reasons)
+    return made, Compiled(compiled.query, None, [])
 
 
 def first_time(handles: dict[str, CollectionHandle]) -> int:
