@@ -10,7 +10,7 @@ import pytest
 
 import timespine as ts
 from timespine.spark.write import driver_or_tasks
-from timespine.views.refresh import choose_engine, compute_on_spark, refresh_one_view
+from timespine.views.refresh import choose_engine, compute_on_spark, refresh_one_view, refresh_views
 from timespine.views.spark_engine import evaluate, source
 from timespine.views.spark_engine.session import borrowed
 from timespine.views.sql import from_sql
@@ -282,6 +282,47 @@ def test_a_plan_that_differs_from_sparks_answer_is_refused_with_both_counts(spar
         assert len(store.view("top", sql=sql, spark=spark, check=False).snapshot().to_pylist()) == 1
 
 
+def test_a_full_view_whose_plan_differs_is_computed_from_its_text_by_spark(spark, tmp_path, monkeypatch):
+    whole = from_sql.Builder._limit
+    monkeypatch.setattr(from_sql.Builder, "_limit", lambda self, limit: whole(self, limit) - 1)
+    sql = "SELECT k, v FROM a ORDER BY k, v LIMIT 2"
+    with new_store(tmp_path / "store") as store:
+        view = store.view("top", sql=sql, policy="full", spark=spark)
+        right = store.view("all", sql="SELECT k, v FROM a", policy="full", spark=spark)
+        assert (view.definition.mode, right.definition.mode) == ("spark", "process")
+        assert "its plan gives 1 rows, and Spark 2" in view.explain()
+        assert len(view.snapshot().to_pylist()) == 2
+        store["a"].append([{"k": 0, "g": 1, "v": 7, "s": None}])
+        store.seal(["b"], store["a"].upper)
+        done = store.refresh(spark=spark)["top"]
+        assert (done.engine, done.how, "its plan gives" in done.why) == ("spark", "whole", True)
+        assert sorted(row["k"] for row in view.snapshot().to_pylist()) == [0, 1]
+        view.rebuild()
+        assert view.definition.mode == "spark"
+        assert len(view.snapshot().to_pylist()) == 2
+
+
+def test_verify_compares_with_sparks_answer_to_the_text_and_not_with_the_plan(spark, tmp_path, monkeypatch):
+    whole = from_sql.Builder._limit
+    with new_store(tmp_path / "store") as store:
+        store["a"].append([{"k": 3, "g": 1, "v": 2, "s": None}])
+        store.seal(["b"], store["a"].upper)
+        monkeypatch.setattr(from_sql.Builder, "_limit", lambda self, limit: whole(self, limit) - 1)
+        for policy in ("incremental", "full"):
+            sql = "SELECT k, v FROM a ORDER BY k, v LIMIT 2"
+            view = store.view(f"top_{policy}", sql=sql, policy=policy, spark=spark, check=False)
+            found = view.verify()
+            assert (found.is_exact, found.missing, found.extra, found.rows) == (False, 1, 0, 1)
+        tied = store.view("tied", sql="SELECT v, k FROM a ORDER BY v LIMIT 2", check=False, spark=spark)
+        assert tied.verify().missing == 1, "the number of rows is decided"
+        monkeypatch.undo()
+        tied = store.view("tied2", sql="SELECT v, k FROM a ORDER BY v LIMIT 1", spark=spark)
+        assert tied.verify().is_exact
+        assert tied.snapshot().to_pylist() == [{"v": 2, "k": 2}]
+        sums = store.view("sums", sql=GROUPS, spark=spark)
+        assert sums.verify(spark=spark).is_exact
+
+
 def test_sums_of_doubles_and_open_ties_are_no_difference(spark, tmp_path):
     with ts.open(tmp_path / "store") as store:
         rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")
@@ -315,6 +356,50 @@ def test_a_function_of_dataframes_is_a_view_that_spark_computes_whole(spark, tmp
         with pytest.raises(ts.UsageError, match="which this process does not know"):
             store.refresh(["pairs"], spark=spark)
         assert store.view("pairs", frame=joined, spark=spark).refresh().engine == "none"
+
+
+def _last_of_chain(tables):
+    return tables["sums"].selectExpr("g", "s * 2 AS twice", "n")
+
+
+CHAIN = {
+    "sums": "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g",
+    "shares": "SELECT g, s, sum(n) OVER () AS whole FROM sums",
+    "above": "SELECT whole, count(*) AS n FROM shares GROUP BY whole",
+    "other": "SELECT k, v FROM b",
+}
+
+
+@pytest.mark.parametrize("small_rows", [50_000, 0])
+def test_a_chain_through_views_that_spark_computes_whole_is_one_commit_at_one_time(
+    spark, tmp_path, monkeypatch, small_rows
+):
+    """Stored rows and pending changes of a view below, also where tasks hold these changes."""
+    commits = []
+    whole = refresh_views._commit
+    monkeypatch.setattr(refresh_views, "_commit", lambda *given: commits.append(given[1]) or whole(*given))
+    rng = random.Random(23)
+    with new_store(tmp_path / "store") as store:
+        views = {name: store.view(name, sql=sql, spark=spark) for name, sql in CHAIN.items()}
+        views["last"] = store.view("last", frame=_last_of_chain, inputs=["sums"], spark=spark)
+        assert [name for name, view in views.items() if view.definition.mode == "spark"] == ["shares", "last"]
+        for engine in ("spark", None):
+            step(rng, store)
+            commits.clear()
+            done = store.refresh(spark=spark) if engine is None else _refreshed_on_spark(store, spark)
+            assert [len(works) for works in commits] == [5]
+            (time,) = {each.time for each in done.values()}
+            assert {view.upper.time for view in views.values()} == {time + 1}
+            for name in ("a", "b", "sums", "shares"):
+                store[name].snapshot(as_of=time).to_spark(spark).createOrReplaceTempView(name)
+            for name, sql in {**CHAIN, "last": "SELECT g, s * 2 AS twice, n FROM sums"}.items():
+                expected = Counter(tuple(map(plain, row)) for row in spark.sql(sql).collect())
+                assert counted(views[name].snapshot(as_of=time, multiplicity="column")) == expected, name
+            assert {done["shares"].how, done["last"].how} == {"whole"}
+
+
+def _refreshed_on_spark(store, spark):
+    return refresh_views.refresh_together(store, None, None, spark, "spark")
 
 
 # The choice.

@@ -6,6 +6,7 @@ import pytest
 from timespine.errors import UnsupportedView
 from timespine.views.plan.algebra import Aggregate, InputScan, Union, nodes_of
 from timespine.views.sql.from_sql import plan_of
+from timespine.views.sql.open_ties import open_ties
 from timespine.views.sql.parse import parse_query
 
 INPUTS = {
@@ -81,6 +82,71 @@ def test_all_reasons_are_found_at_once():
     with pytest.raises(UnsupportedView) as refused:
         planned("SELECT md5(s) AS m, soundex(s) AS n FROM a WHERE s RLIKE 'x' AND G > 1")
     assert len(refused.value.reasons) == 3
+
+
+MANY_REASONS = [
+    ("SELECT md5(s) AS m FROM a QUALIFY row_number() OVER (PARTITION BY G ORDER BY k) = 1", ["md5", "QUALIFY"]),
+    ("SELECT rand() AS r, soundex(s) AS t FROM a", ["rand()", "soundex"]),
+    ("SELECT unix_timestamp() AS r, soundex(s) AS t FROM a", ["follows the clock", "soundex"]),
+    (
+        "SELECT md5(s) AS m, soundex(s) AS n FROM a WHERE s RLIKE 'x' GROUP BY 1, 2 HAVING max(ascii(s)) > 1",
+        ["md5", "soundex", "rlike", "ascii"],
+    ),
+    ("SELECT md5(s) || soundex(s) AS t, CASE WHEN ascii(s) = 1 THEN hex(s) END AS u FROM a", 4),
+    ("SELECT G, percentile(k, 0.5) AS p, sum(length(md5(s)) + ascii(s)) AS n FROM a GROUP BY G", 3),
+    ("WITH c AS (SELECT md5(s) AS h, k FROM a) SELECT soundex(h) AS x, k FROM c WHERE ascii(h) > 1", 3),
+    ("SELECT md5(s) AS m FROM a UNION SELECT soundex(s) AS m FROM a ORDER BY m LIMIT 1000000", 3),
+    ("SELECT a.k FROM a JOIN b ON a.k = b.k AND ascii(s) = 1 WHERE a.k IN (SELECT ascii(s) AS k FROM a)", 2),
+    ("SELECT k FROM a WHERE k IN (SELECT k FROM b GROUP BY k, md5(day)) OR soundex(s) = 'x'", 3),
+    ("SELECT sum(k) OVER (ORDER BY md5(s)) AS w, lag(k) OVER (PARTITION BY ascii(s) ORDER BY k) AS q FROM a", 3),
+    ("SELECT k, md5(s) AS z, y FROM a LATERAL VIEW explode(array(k)) t AS y", ["md5", "LATERAL VIEW"]),
+    ("SELECT G, k, count(*) AS n FROM a GROUP BY x, G HAVING soundex(G) = 'x'", ["k is neither", "GROUP BY by x", ""]),
+    ("SELECT any_value(s) AS v, nope FROM a", ["any row", "no column nope"]),
+]
+
+
+@pytest.mark.parametrize(("sql", "whats"), MANY_REASONS)
+def test_a_refusal_does_not_hide_the_reasons_beside_and_inside_of_it(sql, whats):
+    with pytest.raises(UnsupportedView) as refused:
+        planned(sql)
+    reasons = refused.value.reasons
+    places = [(reason.line, reason.column) for reason in reasons]
+    assert places == sorted(set(places)), "each once, in the order of the text"
+    assert len(reasons) == (whats if isinstance(whats, int) else len(whats)), refused.value
+    for reason, what in zip(reasons, whats if isinstance(whats, list) else [], strict=False):
+        assert what in reason.what
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "QUALIFY row_number() OVER (PARTITION BY G ORDER BY k) = 1 LIMIT 3",
+        "LATERAL VIEW explode(array(k)) t AS y LIMIT 2",
+        "LIMIT 3 OFFSET 2",
+        "WHERE k IN (SELECT k FROM b GROUP BY k LIMIT 2) OR k = 1",
+    ],
+)
+def test_a_limit_without_an_order_is_forbidden_beside_other_refusals(rest):
+    with pytest.raises(UnsupportedView, match="no definite answer") as refused:
+        planned(f"SELECT k FROM a {rest}")
+    (reason,) = [each for each in refused.value.reasons if each.forbidden]
+    assert "without ORDER BY" in reason.what
+
+
+def test_a_limit_inside_of_exists_only_asks_whether_there_are_rows():
+    with pytest.raises(UnsupportedView) as refused:
+        planned("SELECT k FROM a WHERE EXISTS (SELECT k FROM b WHERE b.k = a.k LIMIT 1)")
+    assert not any(reason.forbidden for reason in refused.value.reasons)
+
+
+def test_functions_are_called_as_the_user_wrote_them():
+    with pytest.raises(UnsupportedView) as refused:
+        planned("SELECT percentile(k, 0.5) AS p, Median(k) AS m, hex(s) AS h FROM a GROUP BY s")
+    assert [reason.what.split(" is not")[0] for reason in refused.value.reasons] == [
+        "the aggregate percentile has no rule",
+        "the aggregate median has no rule",
+        "hex",
+    ]
 
 
 class AnyType:
@@ -185,6 +251,52 @@ def test_what_has_no_definite_answer_comes_with_what_to_write_instead(sql, place
         planned(sql)
     assert place in str(refused.value)
     assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sql", "add"),
+    [
+        ("SELECT k, row_number() OVER (ORDER BY g) AS n FROM a", "add a.k to ORDER BY of the window"),
+        ("SELECT g, lag(k) OVER w AS p FROM a WINDOW w AS (PARTITION BY s ORDER BY g)", "add a.k to"),
+        ("SELECT k, g, d FROM a QUALIFY row_number() OVER (PARTITION BY g ORDER BY k) = 1", "add a.d to"),
+        ("SELECT g, sum(k) OVER (ORDER BY g ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS w FROM a", "add a.k to"),
+        ("SELECT g, n, ntile(2) OVER (ORDER BY n) AS r FROM (SELECT g, count(*) AS n FROM a GROUP BY g)", "add g to"),
+        ("SELECT g, count(*) AS n, row_number() OVER (ORDER BY count(*)) AS r FROM a GROUP BY g", "add a.g to"),
+        ("SELECT k, y, ntile(2) OVER (ORDER BY k) AS r FROM a LATERAL VIEW explode(array(k)) t AS y", "add t.y to"),
+        ("SELECT k, md5(s) AS h FROM a ORDER BY g LIMIT 3", "add k, h to ORDER BY"),
+        ("SELECT g, skewness(k) AS w FROM a GROUP BY g ORDER BY 2 LIMIT 3", "add a.g to ORDER BY"),
+        ("SELECT a.k, b.k AS bk FROM a, b ORDER BY a.k LIMIT 3", "add bk to ORDER BY"),
+        ("SELECT * FROM (SELECT k, g FROM a ORDER BY k LIMIT 5 OFFSET 2) WHERE soundex(g) = 'x'", "add g to ORDER BY"),
+        ("SELECT max_by(k, d) AS m FROM a GROUP BY g", "max_by(a.k, struct(a.d, a.k))"),
+    ],
+)
+def test_an_order_that_leaves_ties_open_says_which_columns_to_add(sql, add):
+    (reason,) = open_ties(parse_query(sql), INPUTS)
+    assert reason.forbidden
+    assert add in str(reason).lower().replace("order by", "ORDER BY")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT g, row_number() OVER (ORDER BY g) AS n FROM a",
+        "SELECT k, g FROM a QUALIFY row_number() OVER (PARTITION BY g ORDER BY k DESC) = 1",
+        "SELECT g, s, rank() OVER (ORDER BY g) AS n, sum(k) OVER (ORDER BY g) AS m, sum(k) OVER () AS t FROM a",
+        "SELECT k, first_value(g) OVER (ORDER BY g) AS f FROM a",
+        "SELECT g, n, lag(n) OVER (ORDER BY g) AS p FROM (SELECT g, count(*) AS n FROM a GROUP BY g) t",
+        "SELECT g, count(*) AS n, row_number() OVER (ORDER BY count(*) DESC, g) AS r FROM a GROUP BY g",
+        "SELECT k, md5(s) AS h, 1 AS one FROM a ORDER BY k, md5(s) LIMIT 3",
+        "SELECT k, md5(s) AS h FROM a ORDER BY 2, 1 LIMIT 3 OFFSET 1",
+        "SELECT k, md5(s) AS h FROM a ORDER BY ALL LIMIT 3",
+        "SELECT g, skewness(k) AS w FROM a GROUP BY g ORDER BY w, g LIMIT 3",
+        "SELECT skewness(k) AS w FROM a ORDER BY 1 LIMIT 1",
+        "SELECT k FROM a UNION ALL SELECT k FROM b ORDER BY k LIMIT 3",
+        "SELECT g, max_by(k, struct(d, k)) AS m, min_by(g, d) AS n FROM a GROUP BY g",
+        "SELECT k, s FROM a ORDER BY k",
+    ],
+)
+def test_an_order_is_total_if_it_has_all_that_the_query_uses(sql):
+    assert open_ties(parse_query(sql), INPUTS) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from timespine.errors import UnsupportedView
 from timespine.spark.quoted_names import quoted
 from timespine.views.engine.lowering import WEIGHT
 from timespine.views.plan.algebra import Aggregate, AggregateCall, PlanNode, Project, Top, WindowNode, nodes_of
@@ -32,22 +31,30 @@ PAIRED_MAX = 100_000
 Near = Callable[[tuple[Any, ...], tuple[Any, ...]], bool]
 
 
-def check_build(name: str, plan: PlanNode | None, query: Any, view: Any, schema: pa.Schema) -> None:
-    """Raise UnsupportedView if the rows of a first build are not what Spark answers."""
+def plan_difference(plan: PlanNode | None, query: Any, view: Any, schema: pa.Schema) -> str:
+    """Say how the rows of a first build differ from what Spark answers; no text if they do not."""
+    told, made, ours, theirs = compare_answers(plan, query, view, schema)
+    if not (ours or theirs):
+        return ""
+    return (
+        f"its plan gives {made} rows, and Spark {told}; {ours} rows are only in the first, {theirs} only in the second"
+    )
+
+
+def compare_answers(plan: PlanNode | None, query: Any, view: Any, schema: pa.Schema) -> tuple[int, int, int, int]:
+    """Compare what the text decides: return the rows of Spark and ours, and how many are only here, only there."""
+    names = list(schema.names)
     if plan is not None and _leaves_ties(plan):
         names = _decided(plan, schema)
-    else:
-        names = list(schema.names)
     is_near = _is_near
     if plan is not None and _sums_doubles(plan):
         is_near = _are_doubles  # what order Spark added them in is not known, nor what it lost by that
-    told, made, ours, theirs = differences(query, view, schema, names, is_near)
-    if ours or theirs:
-        raise UnsupportedView(
-            f"view {name} was not created: its plan gives {made} rows, and Spark {told}; {ours} rows are only in the "
-            f"first, {theirs} only in the second. Create it with policy='full', which computes the text on Spark "
-            "(check=False skips this comparison)"
-        )
+    return differences(query, view, schema, names, is_near)
+
+
+def decides_all(plan: PlanNode | None) -> bool:
+    """Return whether Spark's answer to a text is the only right one, to the last digit that is compared."""
+    return plan is None or not (_leaves_ties(plan) or _sums_doubles(plan))
 
 
 def differences(query: Any, view: Any, schema: pa.Schema, names: list[str], is_near: Near) -> tuple[int, int, int, int]:

@@ -31,19 +31,19 @@ from timespine.errors import Contention, LateRows, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
 from timespine.views.build import FirstBuild, create_stages
 from timespine.views.compute_changes import Compiled, ViewDelta, input_handles, net_difference, stored_rows
-from timespine.views.definition import ViewDefinition, rebound_input
+from timespine.views.definition import SPARK, ViewDefinition, rebound_input
 from timespine.views.frame_views import function_of
 from timespine.views.refresh.refresh_views import ATTEMPTS, append_counted, refresh_together
 from timespine.views.registry import find_definition, remove_leftovers, replace_definition
 from timespine.views.sql.parse import parse_query
-from timespine.views.view import Rebuilt, build_view, define_view, first_time
+from timespine.views.view import Rebuilt, build_view, define_view, first_time, on_spark_as_text
 
 
 def rebuild_view(store: Store, name: str, spark: Any) -> Rebuilt:
     """Compute a view again, in its place or beside it."""
     for _ in range(ATTEMPTS):
         id, definition = find_definition(store, name)
-        handles = input_handles(store, definition)
+        handles = input_handles(store, name, definition)
         made, compiled = _rebound(definition, handles, spark)
         try:
             done = _in_place(store, name, id, definition, made, compiled, handles, spark)
@@ -71,6 +71,9 @@ def _rebound(
         return msgspec.structs.replace(definition, inputs=tuple(inputs)), Compiled(None, None, [])
     query = parse_query(definition.sql)
     made, compiled = define_view(query, tuple(inputs), definition.policy, spark, definition.times)
+    if definition.policy == "full" and definition.mode == SPARK and made.mode != SPARK:
+        # Its plan differed from Spark's answer when the view was made.
+        made, compiled = on_spark_as_text(made, compiled, definition.reasons)
     return msgspec.structs.replace(made, token=definition.token), compiled
 
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+
 from timespine.client.api_for_engines import (
     Collection,
     CollectionHandle,
@@ -15,6 +18,7 @@ from timespine.client.api_for_engines import (
     Snapshot,
     Store,
     TimeLike,
+    catalog_entries,
     fresh_id,
     handle_of,
 )
@@ -26,7 +30,6 @@ from timespine.views.build import FirstBuild, create_filled, verify_view
 from timespine.views.compute_changes import (
     Compiled,
     compile_definition,
-    input_handles,
 )
 from timespine.views.definition import (
     INCREMENTAL,
@@ -47,9 +50,10 @@ from timespine.views.follow.follow_loop import FollowStatus
 from timespine.views.follow.follow_thread import Callback, follow_in_foreground
 from timespine.views.frame_views import attach_function, check_function
 from timespine.views.refresh.refresh_views import Refreshed, next_refresh, refresh_together
-from timespine.views.registry import find_definition, registry_of, remove_leftovers
+from timespine.views.registry import find_definition, open_remaining_inputs, registry_of, remove_leftovers
 from timespine.views.spark_engine.session import find_session
 from timespine.views.sql.from_sql import plan_of
+from timespine.views.sql.open_ties import open_ties
 from timespine.views.sql.parse import Query, parse_query
 from timespine.views.sql.spark_types import asked_types
 from timespine.views.status import ViewStatus, status_of, time_of_view
@@ -130,7 +134,8 @@ class View(Collection):
 
     def explain(self) -> str:
         """Say how changes of each input reach the view, why not, where they do not, and what a refresh would do now."""
-        keys = _input_keys(self.definition, input_handles(self._store, self.definition))
+        there = open_remaining_inputs(self._store, self.definition, catalog_entries(self._store))
+        keys = _input_keys(self.definition, there)
         own = self.schema
         compiled = compile_definition(self.definition)
         text = explain_text(self.name, self.definition, compiled, keys, own.key_names if own.key else ())
@@ -141,7 +146,10 @@ class View(Collection):
         return status_of(self._store, self, self.definition)
 
     def verify(self, as_of: TimeLike | None = None, *, spark: Any = None) -> Verified:
-        """Compute the query whole, as of a refresh point (default: the last), and compare."""
+        """Compute the query whole, as of a refresh point (default: the last), and compare.
+
+        With a session, it is Spark's answer to the text as it was written; without, that of the plan.
+        """
         time = self._handle.time_of(as_of)[0] if as_of is not None else self._time()
         given = spark if spark is not None else self._spark
         rows, missing, extra = verify_view(self._store, self._handle, self.definition, time, given)
@@ -181,6 +189,8 @@ def _input_keys(definition: ViewDefinition, handles: dict[str, CollectionHandle]
     """Return the keys of the inputs, by the names that the text has for their columns."""
     found = {}
     for each in definition.inputs:
+        if each.name not in handles:
+            continue  # it was dropped
         _, schema = handles[each.name].schema(handles[each.name].state())
         written = {column.id: column.name for column in each.columns}
         fields = [field for field in schema.fields if schema.key and field.name in schema.key_names]
@@ -297,10 +307,23 @@ def build_view(
         built = FirstBuild(definition, compiled, handles, time, spark, stack, function)
         schema = infer(built.schema(), tuple(key))
         changes = built.compute(schema.arrow)
+        differs = built.difference(schema.arrow, changes) if check and definition.mode != SPARK else ""
+        if differs and definition.mode == INCREMENTAL:
+            raise UnsupportedView(
+                f"view {name} was not created: {differs}. Create it with policy='full', which computes the text on "
+                "Spark (check=False skips this comparison)"
+            )
+        if differs:
+            assert compiled.query is not None
+            check_ties(
+                compiled.query, input_schemas(definition.inputs), (f"the plan is not Spark's answer: {differs}",)
+            )
+            definition, compiled = on_spark_as_text(definition, compiled, (differs,))
+            built = FirstBuild(definition, compiled, handles, time, spark, stack, function)
+            schema = infer(built.schema(), tuple(key))
+            changes = built.compute(schema.arrow)
         if schema.key:
             built.check_key(name, schema, changes)
-        if check and definition.mode == INCREMENTAL:
-            built.check(name, schema.arrow, changes)
         line: Any = next(iter(handles.values())).entry.timeline
         made = Definition(schema, line, retain, None, role="view")
         id = create_filled(store, name, definition, compiled, handles, changes, time, made, replace=replace)
@@ -330,7 +353,7 @@ def define_view(
     query: Query, inputs: tuple[Input, ...], policy: str, spark: Any, times: str = "refresh"
 ) -> tuple[ViewDefinition, Compiled]:
     """Choose how the view is refreshed; raise UnsupportedView if the policy does not allow it."""
-    schemas = {each.name: arrow_schema(each, {c.name: stored_type(c.type) for c in each.columns}) for each in inputs}
+    schemas = input_schemas(inputs)
     token = fresh_id("t")
     typing = asked_types(spark)
     try:
@@ -339,6 +362,7 @@ def define_view(
         forbidden = [each for each in refused.reasons if getattr(each, "forbidden", False)]
         if policy.startswith("incremental") or times == "every" or forbidden:
             raise
+        check_ties(query, schemas, refused.reasons)
         reasons = tuple(map(str, refused.reasons)) or (refused.message,)
         return ViewDefinition(VERSION, query.text, inputs, policy, SPARK, "refresh", token, (), "", reasons), Compiled(
             query, None, []
@@ -351,6 +375,27 @@ def define_view(
         raise UnsupportedView(f"times='every' is computed in the process, and only Spark can: {portable}")
     made = ViewDefinition(VERSION, query.text, inputs, policy, mode, times, token, (), digest, (), types)
     return made, Compiled(query, plan, named)
+
+
+def input_schemas(inputs: tuple[Input, ...]) -> dict[str, pa.Schema]:
+    """Return the columns of inputs as the text names them, with their types when they were bound."""
+    return {each.name: arrow_schema(each, {c.name: stored_type(c.type) for c in each.columns}) for each in inputs}
+
+
+def check_ties(query: Query, schemas: dict[str, pa.Schema], others: tuple[Any, ...]) -> None:
+    """Refuse a text that Spark would compute whole, if its orders leave ties open."""
+    ties = open_ties(query, schemas)
+    if ties:
+        message = "Spark would compute this query whole, and it leaves open which of several rows come first"
+        raise UnsupportedView(message, (*ties, *(each for each in others if each not in ties)))
+
+
+def on_spark_as_text(
+    definition: ViewDefinition, compiled: Compiled, reasons: tuple[str, ...]
+) -> tuple[ViewDefinition, Compiled]:
+    """Let Spark compute the text of a view as it was written, whole, instead of its plan."""
+    made = msgspec.structs.replace(definition, mode=SPARK, digest="", types=(), reasons=reasons)
+    return made, Compiled(compiled.query, None, [])
 
 
 def first_time(handles: dict[str, CollectionHandle]) -> int:

@@ -11,6 +11,7 @@ from timespine.client.api_for_engines import (
     CollectionHandle,
     ReadOptions,
     Rows,
+    extent_of,
     open_changes,
     open_snapshot,
     restrict_to_keys,
@@ -43,6 +44,18 @@ class InputReader:
     """The time up to which such an input is stored."""
     touched: TouchedRows | None = None
     """Its rows that the refresh touches, shared with other views."""
+
+    def extent(self, columns: list[str] | None = None) -> int:
+        """Return the number of rows that are stored after the refresh, at most, by what is known without reading.
+
+        SUBTLE: a view of the same refresh is not complete at the time of this refresh before the one commit, so that
+        it would be waited for in vain (tests/spark/test_views_on_spark.py, a chain that is one commit).
+        """
+        time = self.after if self.stored is None else self.stored
+        if time < 0:
+            return 0
+        with open_snapshot(self.handle, time, ReadOptions(columns)) as rows:
+            return extent_of(rows)[0]
 
     def rows(self, version: str, columns: list[str], keys: Keys | None) -> pl.DataFrame:
         """Read rows as of one time, under the names of the text."""

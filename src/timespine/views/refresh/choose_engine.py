@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from timespine.client.api_for_engines import ReadOptions, extent_of, open_changes, open_snapshot
+from timespine.client.api_for_engines import ReadOptions, extent_of, open_changes
 from timespine.errors import UsageError, short_repr
 from timespine.views.engine.portable_plans import only_spark
 from timespine.views.engine.store_source import InputReader
@@ -137,8 +137,7 @@ def sizes_of(plan: PlanNode, readers: Mapping[str, InputReader]) -> Sizes:
     scanned = 0
     for name, reader in readers.items():
         before = reader.before
-        with open_snapshot(reader.handle, reader.after, ReadOptions()) as rows:
-            size = extent_of(rows)[0]
+        size = reader.extent()
         if before is not None and reader.pending is None:
             with open_changes(reader.handle, before, reader.after, ReadOptions()) as rows:
                 changed += min(extent_of(rows)[0], size + 1) if size else extent_of(rows)[0]

@@ -25,7 +25,7 @@ from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import UsageError
 from timespine.spark.quoted_names import quoted
 from timespine.spark.read.to_spark import to_spark
-from timespine.spark.type_mapping import arrow_columns
+from timespine.spark.type_mapping import arrow_columns, struct_type, to_spark_schema, to_spark_table
 from timespine.spark.write import driver_or_tasks
 from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes
 from timespine.views.engine.accumulators import Grouping
@@ -37,6 +37,7 @@ from timespine.views.spark_engine.evaluate import SparkEvaluator
 from timespine.views.spark_engine.frames import SparkRows, columns, consolidate_frame, negated, union_frames
 from timespine.views.spark_engine.replace_table_names import with_tables
 from timespine.views.spark_engine.scalar_text import spark_type
+from timespine.views.spark_engine.session import not_installed
 from timespine.views.spark_engine.source import SparkSource
 
 Inputs = Mapping[str, tuple[CollectionHandle, Mapping[str, str]]]
@@ -62,8 +63,11 @@ class LargeRows:
 
 @contextlib.contextmanager
 def spark_errors(what: str) -> Iterator[None]:
-    """Turn an error of Spark into one that says what was not done."""
-    from pyspark.errors import PySparkException
+    """Turn an error of Spark into one that says what was not done; raise a UsageError if it is not installed."""
+    try:
+        from pyspark.errors import PySparkException
+    except ImportError:
+        raise not_installed() from None
 
     try:
         yield
@@ -182,21 +186,57 @@ def stored_frame(spark: Any, handle: CollectionHandle, time: int, names: Sequenc
 # Whole queries, as the user wrote them.
 
 
-def input_frames(inputs: Inputs, time: int, spark: Any) -> dict[str, Any]:
-    """Read inputs as of a time as DataFrames, with the columns under the names of the text."""
+Pending = Mapping[str, tuple[int, Any]]
+"""Inputs that are views of the same refresh: the times that they are stored as of, -1 if never, and their changes."""
+
+
+def input_frames(inputs: Inputs, time: int, spark: Any, pending: Pending) -> dict[str, Any]:
+    """Read inputs as of a time as DataFrames, with the columns under the names of the text.
+
+    SUBTLE: what a view of the same refresh becomes is not stored before the one commit of all views. It is what is
+    stored of it, and its changes (tests/spark/test_views_on_spark.py, a chain that is one commit).
+    """
     frames = {}
     for name, (handle, named) in inputs.items():
-        with open_snapshot(handle, time, ReadOptions(list(named.values()))) as rows:
-            frame = to_spark(rows, spark)
+        present = list(named.values())
+        if name in pending:
+            frame = _changed_frame(spark, handle, present, *pending[name])
+        else:
+            with open_snapshot(handle, time, ReadOptions(present)) as rows:
+                frame = to_spark(rows, spark)
         frames[name] = frame.selectExpr(
-            *(f"{quoted(present)} AS {quoted(written)}" for written, present in named.items())
+            *(f"{quoted(column)} AS {quoted(written)}" for written, column in named.items())
         )
     return frames
 
 
-def query_frame(query: Any, inputs: Inputs, time: int, spark: Any, function: Callable[[Any], Any] | None = None) -> Any:
+def _changed_frame(spark: Any, handle: CollectionHandle, names: Sequence[str], before: int, changes: Any) -> Any:
+    """Return the rows of a view after a refresh that is not committed: each row as often as it counts."""
+    _, schema = handle.schema(handle.known())
+    wanted = pa.schema([*((name, schema.types[name]) for name in names), (WEIGHT, pa.int64())])
+    if isinstance(changes, pl.DataFrame):
+        net = consolidate_rows(changes.select(wanted.names)).to_arrow().cast(wanted)
+        # Without rows Spark cannot tell the types from the table.
+        table = to_spark_table(net, to_spark_schema(wanted)) if net.num_rows else []
+        added = spark.createDataFrame(table, struct_type(wanted))
+    else:
+        added = columns(changes.frame, wanted.names)
+    parts = [stored_frame(spark, handle, before, names)] if before >= 0 else []
+    counted = consolidate_frame(union_frames([*parts, added]), names).where(f"{quoted(WEIGHT)} > 0")
+    copies = f"explode(sequence(1L, {quoted(WEIGHT)})) AS {quoted(DIFF)}"
+    return columns(counted.selectExpr(*map(quoted, names), copies), names)
+
+
+def query_frame(
+    query: Any,
+    inputs: Inputs,
+    time: int,
+    spark: Any,
+    function: Callable[[Any], Any] | None = None,
+    pending: Pending | None = None,
+) -> Any:
     """Return the DataFrame of a query, or of a function of DataFrames, over inputs as of a time."""
-    frames = input_frames(inputs, time, spark)
+    frames = input_frames(inputs, time, spark, pending or {})
     if function is not None:
         made = function(frames)
         if not hasattr(made, "selectExpr"):

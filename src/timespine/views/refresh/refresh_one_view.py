@@ -100,8 +100,6 @@ class Carrier:
     # Queries that only Spark computes, whole.
 
     def _query(self, work: Work, time: int, fresh: Mapping[str, Work]) -> None:
-        if any(each.id in fresh for each in work.definition.inputs):
-            raise UsageError(f"{work.name} is computed on Spark from views: refresh these first, by themselves")
         if self.engine == PROCESS:
             raise UsageError(f"only Spark can compute {work.name}: leave out engine='process'")
         from timespine.views.refresh import compute_on_spark
@@ -110,7 +108,10 @@ class Carrier:
         stored = (work.handle, work.before) if work.before >= 0 else None
         with compute_on_spark.spark_errors(_stays(work)):
             inputs = named_inputs(work.definition, work.inputs)
-            frame = compute_on_spark.query_frame(work.compiled.query, inputs, time, self.session(), work.function)
+            pending = _pending(work.definition, fresh)
+            frame = compute_on_spark.query_frame(
+                work.compiled.query, inputs, time, self.session(), work.function, pending
+            )
             work.changes = compute_on_spark.query_delta(frame, schema.arrow, stored, self.stack)
         work.choice = Choice(ON_SPARK, WHOLE, _whole_why(work))
 
@@ -243,6 +244,17 @@ def _whole_why(work: Work) -> str:
     if work.before < 0:
         return "it was created and not built yet"
     return "; ".join(work.definition.reasons) or f"policy {work.definition.policy!r}"
+
+
+def _pending(definition: ViewDefinition, fresh: Mapping[str, Work]) -> dict[str, tuple[int, Any]]:
+    """Return the inputs that are views of the same refresh: the times that they are stored as of, and their changes."""
+    found = {}
+    for each in definition.inputs:
+        other = fresh.get(each.id)
+        if other is not None:
+            assert other.changes is not None
+            found[each.name] = (other.before, other.changes.view)
+    return found
 
 
 def _hand_on(source: StoreSource, definition: ViewDefinition, fresh: Mapping[str, Work]) -> dict[str, Any]:

@@ -138,8 +138,7 @@ class SparkSource:
         _, schema = reader.handle.schema(state)
         if wanted == set(schema.key_names[: len(wanted)]):
             return True
-        with open_snapshot(reader.handle, reader.after, ReadOptions(sorted(wanted))) as rows:
-            return extent_of(rows)[0] <= SCAN_ROWS
+        return reader.extent(sorted(wanted)) <= SCAN_ROWS
 
     # Stages.
 

@@ -11,7 +11,7 @@ from sqlglot import exp
 from timespine.views.plan.algebra import AggregateCall
 from timespine.views.plan.expressions import Call, Expression, Literal
 from timespine.views.sql.functions import BIGINT, BOOL, DOUBLE, NotListed, aggregate_type, call, cast, is_number
-from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
+from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse, written_name
 from timespine.views.sql.spark_types import SparkTypes
 
 SIMPLE: dict[type, str] = {
@@ -71,7 +71,7 @@ class Aggregates:
             return found
         on_spark = self._as_text(inner, condition)
         if on_spark is None:
-            raise refuse(node, f"the aggregate {inner.sql_name().lower()} has no rule", _INSTEAD)
+            raise refuse(node, f"the aggregate {written_name(inner)} has no rule", _INSTEAD)
         return on_spark
 
     def _listed(self, inner: Any, condition: Expression | None) -> AggregateCall | None:
@@ -133,7 +133,7 @@ class Aggregates:
         copied = inner.copy()
         parts: list[Expression] = []
         try:
-            for each in _arguments(copied):
+            for each in arguments_of(copied):
                 parts.append(self._scalar(each))
                 each.replace(exp.Var(this=f"\0{len(parts) - 1}\0"))
             if not parts:
@@ -149,10 +149,10 @@ class Aggregates:
         return AggregateCall(text.replace("\1", "\0"), _only_if(condition, _struct(parts)), kind)
 
 
-def _arguments(node: Any) -> list[Any]:
+def arguments_of(node: Any) -> list[Any]:
     """List the arguments of an aggregate that have columns."""
     if isinstance(node, exp.ArraySort):
-        return _arguments(node.this)
+        return arguments_of(node.this)
     found = []
     for each in list(node.iter_expressions()):
         if isinstance(each, exp.Distinct):

@@ -5,8 +5,8 @@ Reasons for refusals are collected over the whole query. `subqueries` turns EXIS
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from sqlglot import exp
@@ -16,16 +16,21 @@ from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, Project
 from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
 from timespine.views.sql.grouping import SelectGroups, sort_key
-from timespine.views.sql.parse import Query, output_names, qualified
+from timespine.views.sql.parse import Query, any_rows, has_no_answer, output_names, qualified
 from timespine.views.sql.prune_columns import prune_columns
-from timespine.views.sql.refusal_reasons import NoRule, Reason, check_args, refuse
+from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, Reason, check_args, refuse, sorted_reasons
 from timespine.views.sql.relations import Fresh, Relation, aligned, combine, joined, outer_join
 from timespine.views.sql.scalars import Scalars, and_parts
 from timespine.views.sql.spark_types import SparkTypes
 from timespine.views.sql.subqueries import apply_condition, is_subquery_condition, scalar_subquery
 
+T = TypeVar("T")
+
 Named = list[tuple[str, PlanColumn]]
 """The columns of a query with their names, in order."""
+
+REFUSED = InputScan("", ())
+"""The place of a plan that is refused, so that the rest of the query is looked at too."""
 
 LIMIT_MAX = 100_000
 """Most rows of ORDER BY ... LIMIT."""
@@ -64,16 +69,11 @@ def plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | N
 
     `types` has the types of what only Spark computes; without it, that is refused.
     """
-    builder = Builder(inputs, types)
-    tree = qualified(query, inputs)
-    try:
-        plan, named = builder.query(tree, {}, None)
-    except NoRule as refused:
-        builder.reasons.append(refused.reason)
-        named = []
-    if builder.reasons:
-        found = tuple(dict.fromkeys(builder.reasons))
-        raise UnsupportedView("there is no rule for parts of this query", found)
+    builder = Builder(inputs, types, has_forbidden=bool(query.forbidden))
+    plan, named = builder.query(qualified(query, inputs), {}, None)
+    if query.forbidden or builder.reasons:
+        what = "the query has no definite answer" if query.forbidden else "there is no rule for parts of this query"
+        raise UnsupportedView(what, sorted_reasons(query.forbidden, builder.reasons))
     names = output_names(query, inputs, [name for name, _ in named])
     return prune_columns(plan), list(zip(names, (column for _, column in named), strict=True))
 
@@ -81,34 +81,48 @@ def plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | N
 class Builder:
     """The translation of one query and its subqueries."""
 
-    def __init__(self, inputs: Mapping[str, pa.Schema], types: SparkTypes | None = None) -> None:
+    def __init__(
+        self, inputs: Mapping[str, pa.Schema], types: SparkTypes | None = None, *, has_forbidden: bool = False
+    ) -> None:
         self.fresh = Fresh()
         self.types = types
         self.reasons: list[Reason] = []
+        """Why the query has no plan, as far as it was translated. Whatever is refused, the rest is looked at too."""
+        self.partial: set[PlanNode] = {REFUSED}
+        """Plans that lack columns, because parts of them are refused."""
+        self._has_forbidden = has_forbidden
         self._inputs = {name.lower(): (name, schema) for name, schema in inputs.items()}
 
     def query(
         self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
     ) -> tuple[PlanNode, Named]:
-        """Translate a query; `outer` has the columns of the query around it, for subqueries."""
-        check_args(node, _QUERY_ARGS.get(type(node), _SET_ARGS))
+        """Translate a query; `outer` has the columns of the query around it, for subqueries.
+
+        If it is refused, its reasons are noted, and its plan is one of `partial`.
+        """
+        self.collect(check_args, node, _QUERY_ARGS.get(type(node), _SET_ARGS))
         if isinstance(node, exp.Subquery):
             return self.query(node.this, ctes, outer)
         known = dict(ctes)
         with_ = node.args.get("with_")
         if with_ is not None:
             if with_.args.get("recursive"):
-                raise refuse(with_, "recursion has no rule", "use policy 'full'")
+                self.note(refuse(with_, "recursion has no rule", "use policy 'full'"))
+                known.update({each.alias.lower(): (REFUSED, []) for each in with_.expressions})
             for each in with_.expressions:
-                check_args(each.args["alias"], {"this"})
+                self.collect(check_args, each.args["alias"], {"this"})
                 known[each.alias.lower()] = self.query(each.this, known, None)
+        made = self.collect(self._body, node, known, outer)
+        return self._ordered(node, *(made or (REFUSED, [])))
+
+    def _body(
+        self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
+    ) -> tuple[PlanNode, Named]:
         if isinstance(node, exp.SetOperation):
-            plan, named = self._set_operation(node, known)
-        elif isinstance(node, exp.Select):
-            plan, named = self.select(node, known, outer)
-        else:
-            raise refuse(node, f"{node.key} is no SELECT", "write one")
-        return self._ordered(node, plan, named)
+            return self._set_operation(node, ctes)
+        if isinstance(node, exp.Select):
+            return self.select(node, ctes, outer)
+        raise refuse(node, f"{node.key} is no SELECT", "write one")
 
     # FROM.
 
@@ -123,7 +137,8 @@ class Builder:
             check_args(node, {"this", "alias", "laterals", "pivots"})
             for what in ("laterals", "pivots"):
                 if node.args.get(what):
-                    raise refuse(node, *_REFUSED[what])
+                    self.note(refuse(node, *_REFUSED[what]))
+                    raise FollowsRefusal
             name = node.name.lower()
             if name in ctes:
                 plan, named = ctes[name]
@@ -131,13 +146,16 @@ class Builder:
                 plan, named = self._scan(name)
         else:
             raise refuse(node, f"{node.key} in FROM has no rule", "read collections, and SELECTs of them")
+        if plan is REFUSED:
+            raise FollowsRefusal
+        is_partial = plan in self.partial
         # Every use has columns of its own, so that a table can be joined with itself.
         if not isinstance(plan, InputScan):
             renamed = [(name, self.fresh.column(name, column.type), column) for name, column in named]
             plan = Project(plan, tuple((new, old) for _, new, old in renamed))
             named = [(name, new) for name, new, _ in renamed]
         alias = node.alias_or_name.lower()
-        return Relation(plan, {(alias, name.lower()): column for name, column in named})
+        return Relation(plan, {(alias, name.lower()): column for name, column in named}, is_partial)
 
     def _scan(self, name: str) -> tuple[PlanNode, Named]:
         input, schema = self._inputs[name]
@@ -150,17 +168,21 @@ class Builder:
         """Translate FROM and its joins: plans that WHERE joins, their columns, and conditions that are left."""
         if node.args.get("from_") is None:
             raise refuse(node, "a SELECT without FROM has no rule", "read a collection")
-        first = self.relation(node.args["from_"].this, ctes)
+        first = self._part(node.args["from_"].this, ctes)
+        is_partial = first.is_partial or any(node.args.get(each) for each in ("laterals", "pivots", "match"))
         plans, scope = [first.plan], dict(first.scope)
         conditions: list[Expression] = []
         for each in node.args.get("joins") or ():
-            check_args(each, {"this", "on", "side", "kind", "method"})
-            other = self.relation(each.this, ctes)
+            self.collect(check_args, each, {"this", "on", "side", "kind", "method"})
+            other = self._part(each.this, ctes)
+            is_partial = is_partial or other.is_partial
             side, kind = str(each.args.get("side") or "").upper(), str(each.args.get("kind") or "").upper()
             both = {**scope, **other.scope}
-            on = [self.scalar(part, Relation(first.plan, both)) for part in and_parts(each.args.get("on"))]
+            columns = Relation(first.plan, both, is_partial)
+            tests = [self.collected(part, columns) for part in and_parts(each.args.get("on"))]
+            on = [made for made in tests if made is not None]
             if each.args.get("method"):
-                raise refuse(each, "NATURAL JOIN has no rule", "write the columns after ON")
+                self.note(refuse(each, "NATURAL JOIN has no rule", "write the columns after ON"))
             if not side and kind in ("", "INNER", "CROSS"):
                 plans.append(other.plan)
                 conditions += on
@@ -172,11 +194,15 @@ class Builder:
                 elif side in ("LEFT", "RIGHT", "FULL"):
                     plans = [outer_join(self.fresh, side, left, other.plan, on)]
                 else:
-                    raise refuse(
-                        each, f"{side} {kind} JOIN has no rule", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI"
-                    )
+                    known = "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI"
+                    self.note(refuse(each, f"{side} {kind} JOIN has no rule", known))
+                    plans = [left]
             scope = both
-        return plans, Relation(plans[0], scope), conditions
+        return plans, Relation(plans[0], scope, is_partial), conditions
+
+    def _part(self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]) -> Relation:
+        """Translate a part of FROM; one that is refused has no known columns."""
+        return self.collect(self.relation, node, ctes) or Relation(REFUSED, {}, is_partial=True)
 
     # SELECT.
 
@@ -186,32 +212,38 @@ class Builder:
         """Translate one SELECT."""
         for what, reason in _REFUSED.items():
             if node.args.get(what):
-                raise refuse(node.args[what] if not isinstance(node.args[what], list) else node, *reason)
+                self.note(refuse(node.args[what][0] if isinstance(node.args[what], list) else node.args[what], *reason))
         plans, relation, conditions = self.source(node, ctes)
         where = and_parts(node.args["where"].this if node.args.get("where") else None)
         later = [each for each in where if is_subquery_condition(each)]
         for each in where:
-            if each not in later:
-                self._collect(lambda each=each: conditions.append(self.scalar(each, relation, outer)))
+            made = self.collected(each, relation, outer) if each not in later else None
+            if made is not None:
+                conditions.append(made)
         relation.plan = combine(self.fresh, plans, conditions)
         for each in later:
-            self._collect(lambda each=each: apply_condition(self, each, relation, ctes))
+            self.collect(apply_condition, self, each, relation, ctes)
         groups = SelectGroups(self, relation, node, ctes)
-        self._collect(groups.having)
-        self._collect(groups.windows)
+        groups.having()
+        groups.windows()
         named: list[tuple[str, Expression]] = []
         for each in node.expressions:
-            self._collect(lambda each=each: named.append((each.alias_or_name, groups.scalar(_unaliased(each)))))
+            made = groups.collected(_unaliased(each))
+            if made is None:
+                continue
+            if pa.types.is_null(made.type):
+                what = f"{each.alias_or_name} is NULL without a type"
+                self.note(refuse(each, what, "write CAST(NULL AS ...)"))
+            named.append((each.alias_or_name, made))
         outputs = [(self.fresh.column(name, each.type), each) for name, each in named]
-        for (name, each), item in zip(named, node.expressions, strict=False):
-            if pa.types.is_null(each.type):
-                raise refuse(item, f"{name} is NULL without a type", "write CAST(NULL AS ...)")
         plan: PlanNode = Project(relation.plan, tuple(outputs))
         if node.args.get("distinct") is not None:
             if node.args["distinct"].args.get("on"):
-                raise refuse(node, "DISTINCT ON has no rule", "use row_number()")
+                self.note(refuse(node, "DISTINCT ON has no rule", "use row_number()"))
             self.check_keys(node, [column for column, _ in outputs], "DISTINCT")
             plan = Aggregate(plan, tuple(column for column, _ in outputs), ())
+        if len(named) < len(node.expressions) or relation.is_partial:
+            self.partial.add(plan)
         return plan, [(name, column) for (name, _), (column, _) in zip(named, outputs, strict=True)]
 
     def scalar(self, node: Any, relation: Relation, outer: Relation | None = None) -> Expression:
@@ -220,9 +252,13 @@ class Builder:
 
     def resolve(self, node: Any, relation: Relation, outer: Relation | None = None) -> Expression | None:
         """Return the column of a relation that a node names, or of the query around it; None for other nodes."""
+        if self.leaves_open(node):
+            raise FollowsRefusal
         if isinstance(node, exp.Column):
             place = (node.table.lower(), node.name.lower())
             found = relation.scope.get(place) or (outer.scope.get(place) if outer is not None else None)
+            if found is None and (relation.is_partial or (outer is not None and outer.is_partial)):
+                raise FollowsRefusal
             if found is None:
                 raise refuse(node, f"{node.sql('spark')} is not a column here", "correlate over one level only")
             return found
@@ -240,20 +276,42 @@ class Builder:
         """Return the value of a scalar subquery as a column that is joined to the relation."""
         return scalar_subquery(self, node, relation, ctes)
 
-    def _collect(self, step: Any) -> None:
-        """Do one step; keep its refusal and go on, so that all reasons are found."""
-        try:
-            step()
-        except NoRule as refused:
+    def leaves_open(self, node: Any) -> bool:
+        """Return whether a node has no definite answer, which is said of the query already."""
+        return self._has_forbidden and has_no_answer(node)
+
+    def note(self, refused: NoRule) -> None:
+        """Keep a refusal: its reason is one of those that the query is refused with."""
+        if not isinstance(refused, FollowsRefusal):
             self.reasons.append(refused.reason)
 
+    def collect(self, step: Callable[..., T], *args: Any) -> T | None:
+        """Do one step; keep its refusal and go on, so that all reasons are found."""
+        try:
+            return step(*args)
+        except NoRule as refused:
+            self.note(refused)
+            return None
+
+    def collected(self, node: Any, relation: Relation, outer: Relation | None = None) -> Expression | None:
+        """Translate a scalar expression; if it is refused, keep the reasons of all its parts, and return None."""
+        return self.collected_by(Scalars(lambda each: self.resolve(each, relation, outer), self.types), node)
+
+    def collected_by(self, scalars: Scalars, node: Any) -> Expression | None:
+        """Translate a scalar expression; if it is refused, keep the reasons of all its parts, and return None."""
+        try:
+            return scalars.translate(node)
+        except NoRule as refused:
+            self.note(refused)
+            self.reasons.extend(scalars.reasons(node))
+            return None
+
     def check_keys(self, node: Any, columns: Sequence[PlanColumn], what: str) -> None:
-        """Refuse columns that are no keys: doubles have two zeros, and nested values no order."""
+        """Note columns that are no keys: doubles have two zeros, and nested values no order."""
         for each in columns:
             if pa.types.is_floating(each.type) or pa.types.is_nested(each.type):
-                raise refuse(
-                    node, f"{what} by {each}, which is {each.type}, has no rule", "cast it to a decimal or text"
-                )
+                said = f"{what} by {each}, which is {each.type}, has no rule"
+                self.note(refuse(node, said, "cast it to a decimal or text"))
 
     # Set operations, order.
 
@@ -261,7 +319,9 @@ class Builder:
         left, named = self.query(node.left, ctes, None)
         right, others = self.query(node.right, ctes, None)
         if node.args.get("by_name"):
-            raise refuse(node, "BY NAME has no rule", "name the columns in one order")
+            self.note(refuse(node, "BY NAME has no rule", "name the columns in one order"))
+        if left in self.partial or right in self.partial:
+            raise FollowsRefusal
         left = Project(left, tuple((column, column) for _, column in named))
         right = Project(right, tuple((column, column) for _, column in others))
         try:
@@ -285,18 +345,28 @@ class Builder:
         limit = node.args.get("limit")
         if limit is None:
             return plan, named
-        number = self._limit(limit)
+        number = self.collect(self._limit, limit)
         by_name = {name.lower(): column for name, column in named}
         order: list[SortKey] = []
         for each in node.args["order"].expressions if node.args.get("order") else ():
             column = by_name.get(each.this.name.lower()) if isinstance(each.this, exp.Column) else None
+            if column is None and plan in self.partial:
+                continue
             if column is None:
-                raise refuse(each, "ORDER BY with LIMIT takes columns of the result", "add it to SELECT and name it")
-            check_args(each, {"this", "desc", "nulls_first"})
+                what = "ORDER BY with LIMIT takes columns of the result"
+                self.note(refuse(each, what, "add it to SELECT and name it"))
+                continue
+            self.collect(check_args, each, {"this", "desc", "nulls_first"})
             order.append(sort_key(each, column))
-        if not order:
-            raise refuse(limit, "LIMIT without ORDER BY keeps any rows", "add ORDER BY", forbidden=True)
-        return Top(plan, tuple(order), number), named
+        if not node.args.get("order"):
+            self.note(NoRule(any_rows(limit)))
+        if number is None or not order or plan is REFUSED:
+            self.partial.add(plan)
+            return plan, named
+        top = Top(plan, tuple(order), number)
+        if plan in self.partial:
+            self.partial.add(top)
+        return top, named
 
     def _limit(self, limit: Any) -> int:
         value = limit.expression

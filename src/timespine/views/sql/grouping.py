@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from sqlglot import exp
 
-from timespine.views.plan.algebra import Aggregate, PlanNode, Project, SortKey, Union, WindowNode
+from timespine.views.plan.algebra import Aggregate, AggregateCall, PlanNode, Project, SortKey, Union, WindowNode
 from timespine.views.plan.expressions import Expression, Literal, PlanColumn
-from timespine.views.sql.aggregates import Aggregates, is_aggregate
-from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
+from timespine.views.sql.aggregates import Aggregates, arguments_of, is_aggregate
+from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, check_args, refuse
 from timespine.views.sql.relations import Relation, filtered, with_columns
 from timespine.views.sql.scalars import Scalars
 from timespine.views.sql.windows import window_call
@@ -42,8 +42,10 @@ class SelectGroups:
         self._ctes = ctes
         self._known: dict[str, PlanColumn] = {}
         """The columns of group expressions, aggregates and windows, by their text."""
-        self._refused: dict[str, NoRule] = {}
-        """Windows that have no rule, by their text."""
+        self._refused: set[str] = set()
+        """The texts of group expressions, aggregates and windows that have no rule: their reasons are noted."""
+        self._has_unknown_keys = False
+        """Whether GROUP BY itself is refused, so that any column may be a key."""
         self.is_grouped = node.args.get("group") is not None or any(self._aggregates())
         if self.is_grouped:
             self._group()
@@ -52,14 +54,22 @@ class SelectGroups:
         """Translate an expression of SELECT or HAVING."""
         return Scalars(self._resolve, self._builder.types).translate(node)
 
+    def collected(self, node: Any) -> Expression | None:
+        """Translate an expression of SELECT or HAVING; if it is refused, note the reasons and return None."""
+        return self._builder.collected_by(Scalars(self._resolve, self._builder.types), node)
+
     def _resolve(self, node: Any) -> Expression | None:
         known = self._known.get(_text(node))
         if known is not None:
             return known
         if _text(node) in self._refused:
-            raise self._refused[_text(node)]
+            raise FollowsRefusal
+        if isinstance(node, exp.WithinGroup) and _text(node.this) in self._refused:
+            raise FollowsRefusal
         if isinstance(node, exp.Subquery):
             return self._builder.subquery_value(node, self._relation, self._ctes)
+        if self._has_unknown_keys and isinstance(node, exp.Column | exp.Grouping | exp.GroupingId):
+            raise FollowsRefusal
         if self.is_grouped and isinstance(node, exp.Column):
             raise refuse(node, f"{node.name} is neither grouped nor aggregated", "add it to GROUP BY")
         return self._builder.resolve(node, self._relation)
@@ -79,21 +89,48 @@ class SelectGroups:
 
     def _group(self) -> None:
         builder, relation = self._builder, self._relation
-        nodes, sets = self._group_expressions()
-        texts = [_text(each) for each in nodes]
-        plan, columns = with_columns(builder.fresh, relation.plan, [builder.scalar(each, relation) for each in nodes])
+        found = builder.collect(self._group_expressions)
+        self._has_unknown_keys = found is None
+        nodes, sets = found or ([], None)
+        made = {_text(each): builder.collected(each, relation) for each in nodes}
+        self._refused.update(text for text, each in made.items() if each is None)
+        keys = {text: each for text, each in made.items() if each is not None}
+        texts = [_text(each) for each in nodes if _text(each) in keys]
+        plan, columns = with_columns(builder.fresh, relation.plan, [keys[text] for text in texts])
         builder.check_keys(self._node.args.get("group") or self._node, columns, "GROUP BY")
+        calls = self._calls()
+        if sets is not None and not self._refused:
+            expanded = builder.collect(self._expand, plan, texts, columns, sets)
+            self._has_unknown_keys = expanded is None
+            plan, columns = expanded or (plan, columns)
+        self._known.update(zip(texts, columns, strict=False))
+        if self._refused or self._has_unknown_keys:
+            relation.is_partial = True
+        else:
+            relation.plan = Aggregate(plan, tuple(dict.fromkeys(columns)), tuple(calls))
+
+    def _calls(self) -> list[tuple[PlanColumn, AggregateCall]]:
+        """Translate the aggregates; note the reasons of those that are refused, and of their arguments."""
+        builder, relation = self._builder, self._relation
+        scalars = Scalars(lambda each: builder.resolve(each, relation), builder.types)
+        aggregates = Aggregates(scalars.translate, builder.types)
         calls = []
-        aggregates = Aggregates(lambda each: builder.scalar(each, relation), builder.types)
         for each in self._aggregates():
-            made = aggregates.translate(each)
+            try:
+                if builder.leaves_open(each):
+                    raise FollowsRefusal
+                made = aggregates.translate(each)
+            except NoRule as refused:
+                builder.note(refused)
+                inner = each.this if isinstance(each, exp.Filter) else each
+                for part in [*arguments_of(inner), *([each.expression.this] if inner is not each else [])]:
+                    builder.reasons.extend(scalars.reasons(part))
+                self._refused.add(_text(each))
+                continue
             column = builder.fresh.column(_text(each).lower(), made.type)
             self._known[_text(each)] = column
             calls.append((column, made))
-        if sets is not None:
-            plan, columns = self._expand(plan, texts, columns, sets)
-        self._known.update(zip(texts, columns, strict=False))
-        relation.plan = Aggregate(plan, tuple(dict.fromkeys(columns)), tuple(calls))
+        return calls
 
     def _expand(
         self, plan: PlanNode, texts: list[str], columns: list[PlanColumn], sets: list[list[str]]
@@ -173,8 +210,9 @@ class SelectGroups:
         having = self._node.args.get("having")
         if having is None:
             return
-        condition = self.scalar(having.this)
-        self._relation.plan = filtered(self._relation.plan, [condition])
+        condition = self.collected(having.this)
+        if condition is not None:
+            self._relation.plan = filtered(self._relation.plan, [condition])
 
     def windows(self) -> None:
         """Add the values of window functions, as columns."""
@@ -184,26 +222,36 @@ class SelectGroups:
                 if isinstance(node, exp.Window):
                     found.setdefault(_text(node), node)
         for text, node in found.items():
-            try:
-                self._known[text] = self._window(node)
-            except NoRule as refused:
-                self._refused[text] = refused
+            column = self._builder.collect(self._window, node)
+            if column is None:
+                self._refused.add(text)
+            else:
+                self._known[text] = column
 
     def _window(self, node: Any) -> PlanColumn:
+        builder = self._builder
+        before = len(builder.reasons)
         if not node.args.get("partition_by"):
-            raise refuse(
-                node, "a window without PARTITION BY is recomputed whole at every change", "add one, or policy 'full'"
-            )
-        check_args(node, {"this", "partition_by", "order", "spec", "over"})
-        parts = [self.scalar(each) for each in node.args["partition_by"]]
+            what = "a window without PARTITION BY is recomputed whole at every change"
+            builder.note(refuse(node, what, "add one, or policy 'full'"))
+        builder.collect(check_args, node, {"this", "partition_by", "order", "spec", "over"})
         order = node.args["order"].expressions if node.args.get("order") else []
         for each in order:
-            check_args(each, {"this", "desc", "nulls_first"})
-        wanted = [self.scalar(each.this) for each in order]
-        plan, columns = with_columns(self._builder.fresh, self._relation.plan, [*parts, *wanted])
-        self._builder.check_keys(node, columns, "a window")
+            builder.collect(check_args, each, {"this", "desc", "nulls_first"})
+        written = [*(node.args.get("partition_by") or ()), *(each.this for each in order)]
+        wanted = [self.collected(each) for each in written]
+        found = [each for each in wanted if each is not None]
+        if len(found) < len(wanted):
+            raise FollowsRefusal
+        parts = found[: len(found) - len(order)]
+        plan, columns = with_columns(builder.fresh, self._relation.plan, found)
+        builder.check_keys(node, columns, "a window")
         keys = tuple(sort_key(each, column) for each, column in zip(order, columns[len(parts) :], strict=True))
-        made = window_call(node, keys, self.scalar, self._builder.types)
+        if builder.leaves_open(node.this):
+            raise FollowsRefusal
+        made = window_call(node, keys, self.scalar, builder.types)
+        if len(builder.reasons) > before:
+            raise FollowsRefusal
         column = self._builder.fresh.column(_text(node).lower(), made.type)
         self._relation.plan = WindowNode(plan, tuple(dict.fromkeys(columns[: len(parts)])), ((column, made),))
         return column

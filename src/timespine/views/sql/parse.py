@@ -20,7 +20,7 @@ from sqlglot.optimizer.qualify import qualify
 from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
-from timespine.views.sql.refusal_reasons import Reason, reason_at
+from timespine.views.sql.refusal_reasons import WRITTEN, Reason, reason_at
 
 NOT_DETERMINISTIC = {
     *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
@@ -51,10 +51,12 @@ class Query:
     """The syntax tree, before names are resolved."""
     tables: tuple[str, ...]
     """The names of the collections that it reads, as they were written."""
+    forbidden: tuple[Reason, ...] = ()
+    """What leaves its answer open, so that no policy allows it: `plan_of` raises it with all other reasons."""
 
 
 def parse_query(text: str) -> Query:
-    """Parse one SELECT; raise UnsupportedView for anything else, and for what has no definite answer."""
+    """Parse one SELECT; raise UnsupportedView for anything else."""
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"sql is the text of a SELECT, not {short_repr(text)}")
     return _parsed(text)
@@ -79,10 +81,10 @@ def _parsed(text: str) -> Query:
     empty = [each for each in tree.find_all(exp.Select) if not each.expressions]
     if empty:
         raise UnsupportedView("the query does not parse", (reason_at(empty[0], "SELECT without columns", "name some"),))
-    forbidden = _without_answer(tree, text)
-    if forbidden:
-        raise UnsupportedView("the query has no definite answer", tuple(forbidden))
-    return Query(text, tree, _tables(tree))
+    for node in tree.find_all(exp.Func):
+        if "start" in node.meta:
+            node.meta[WRITTEN] = text[node.meta["start"] : node.meta["end"] + 1]
+    return Query(text, tree, _tables(tree), tuple(_without_answer(tree, text)))
 
 
 def _check_first_word(text: str) -> None:
@@ -133,19 +135,53 @@ def _placed(reason: Reason, name: str, text: str) -> Reason:
     return replace(reason, line=line, column=found.start() - text.rfind("\n", 0, found.start()))
 
 
+def _placed_above(reason: Reason, node: Any) -> Reason:
+    """Give a function that no one wrote, as in `unix_timestamp()`, the place of the call that means it."""
+    above = node.parent
+    while above is not None and "line" not in above.meta:
+        above = above.parent
+    place = reason_at(above, "", "")
+    return replace(reason, line=place.line, column=place.column)
+
+
 def _without_answer(tree: Any, text: str) -> list[Reason]:
     """List what makes the answer depend on more than the rows of the inputs."""
     found = []
     for node in tree.walk():
-        name = _written_name(node)
-        if name in NOT_DETERMINISTIC and not _is_ordered(node):
+        if has_no_answer(node):
+            name = _written_name(node)
             what, instead = _why_not(name)
-            found.append(_placed(reason_at(node, f"{name}() {what}", instead, forbidden=True), name, text))
+            reason = _placed(reason_at(node, f"{name}() {what}", instead, forbidden=True), name, text)
+            found.append(reason if reason.line else _placed_above(reason, node))
         elif isinstance(node, exp.TableSample):
             found.append(reason_at(node, "a sample is another one each time", "leave it out", forbidden=True))
         elif isinstance(node, exp.Version):
             found.append(reason_at(node, "a view follows its inputs", "leave out AS OF", forbidden=True))
+        elif isinstance(node, exp.Query) and _keeps_any_rows(node):
+            limit = node.args.get("limit") or node.args["offset"]
+            found.append(any_rows(limit))
     return found
+
+
+def any_rows(limit: Any) -> Reason:
+    """Make the reason against a LIMIT, or OFFSET, without an order."""
+    what = "OFFSET" if isinstance(limit, exp.Offset) else "LIMIT"
+    return reason_at(limit, f"{what} without ORDER BY keeps any rows", "add ORDER BY", forbidden=True)
+
+
+def _keeps_any_rows(query: Any) -> bool:
+    """Return whether a query keeps some rows and has no order. EXISTS asks only whether there are rows."""
+    limit = query.args.get("limit")
+    if isinstance(limit, exp.Limit) and isinstance(limit.expression, exp.Var):
+        limit = None  # LIMIT ALL
+    if (limit is None and query.args.get("offset") is None) or query.args.get("order") is not None:
+        return False
+    return query.args.get("offset") is not None or not isinstance(query.parent, exp.Exists)
+
+
+def has_no_answer(node: Any) -> bool:
+    """Return whether a node is a function without a definite answer, which `Query.forbidden` has."""
+    return _written_name(node) in NOT_DETERMINISTIC and not _is_ordered(node)
 
 
 def _is_ordered(node: Any) -> bool:
@@ -190,9 +226,8 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         # Spark knows names inside of nested columns, and those that LATERAL VIEW makes; sqlglot may not.
         is_nested = any(pa.types.is_nested(each.type) for columns in inputs.values() for each in columns)
         is_certain = not is_nested and query.tree.find(exp.Lateral, exp.Pivot, exp.Unnest) is None
-        raise UnsupportedView(
-            "the names of the query do not resolve", (replace(reason, forbidden=is_certain),)
-        ) from None
+        found = (*query.forbidden, replace(reason, forbidden=is_certain))
+        raise UnsupportedView("the names of the query do not resolve", found) from None
 
 
 def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]) -> list[str]:

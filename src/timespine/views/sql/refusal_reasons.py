@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+WRITTEN = "written"
+"""The key of what the user wrote for a function, in the metadata of its node."""
+
+
+_OPERATORS = {"regexplike": "rlike"}
+"""Operators that the parser has other names for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,30 @@ class NoRule(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+
+class FollowsRefusal(NoRule):
+    """A part of a query depends on one that is refused. It adds no reason, so that the rest can be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason(0, 0, "depends on a part that is refused", "change that part"))
+
+
+def sorted_reasons(forbidden: Iterable[Reason], found: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Return reasons in the order of the text, each once; at one place, what is forbidden says all there is to say."""
+    first = list(dict.fromkeys(forbidden))
+    taken = {(each.line, each.column) for each in first if each.line}
+    rest = [each for each in dict.fromkeys(found) if (each.line, each.column) not in taken]
+    return tuple(sorted([*first, *rest], key=lambda each: (not each.line, each.line, each.column)))
+
+
+def written_name(node: Any) -> str:
+    """Return the name of a function as the user wrote it, in lower case."""
+    word = node.meta.get(WRITTEN)
+    if word is None:
+        found = re.match(r"(\w+)\s*\(", node.sql("spark", comments=False))
+        word = found[1] if found is not None else _OPERATORS.get(node.key, node.key)
+    return str(word).lower()
 
 
 def refuse(node: Any, what: str, instead: str, *, forbidden: bool = False) -> NoRule:

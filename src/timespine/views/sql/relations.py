@@ -31,6 +31,8 @@ class Relation:
     plan: PlanNode
     scope: dict[tuple[str, str], PlanColumn] = field(default_factory=dict)
     """Columns by the alias of their table and their name, in lower case."""
+    is_partial: bool = False
+    """Whether a part of it is refused, so that not all of its columns are known."""
 
 
 def filtered(plan: PlanNode, conditions: Sequence[Expression]) -> PlanNode:

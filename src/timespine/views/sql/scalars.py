@@ -27,7 +27,7 @@ from timespine.views.sql.functions import (
     common_type,
     explicit_cast,
 )
-from timespine.views.sql.refusal_reasons import NoRule, check_args, refuse
+from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, Reason, check_args, refuse, written_name
 from timespine.views.sql.spark_types import SparkTypes
 
 Resolve = Callable[[Any], Expression | None]
@@ -125,6 +125,25 @@ class Scalars:
                 raise
             return found
 
+    def reasons(self, node: Any) -> list[Reason]:
+        """List all reasons why a node has no translation, those of its parts included; none if it has one."""
+        try:
+            if self._resolve(node) is not None:
+                return []
+        except NoRule as refused:
+            return [] if isinstance(refused, FollowsRefusal) else [refused.reason]
+        try:
+            self.translate(node)
+        except NoRule as refused:
+            found = [] if isinstance(refused, FollowsRefusal) else [refused.reason]
+        else:
+            return []
+        for part in node.iter_expressions():
+            # The branches of a CASE are no conditions of their own; types, intervals and names are no values.
+            values = part.iter_expressions() if isinstance(part, exp.If) and isinstance(node, exp.Case) else [part]
+            found += [each for value in values if isinstance(value, exp.Condition) for each in self.reasons(value)]
+        return list(dict.fromkeys(found))
+
     def _on_spark(self, node: Any) -> Expression | None:
         """Return a node as text that Spark computes; None if there is no session, or Spark has no answer either."""
         if self._types is None or isinstance(node, exp.Literal | exp.Null):
@@ -203,9 +222,8 @@ class Scalars:
             return call(_PARTS[str(node.this).upper()], go(node.expression))
         if isinstance(node, exp.TsOrDsAdd) and str(node.args.get("unit")).upper() == "DAY":
             return call("add days", _date_of(go(node.this)), go(node.expression))
-        name = node.sql_name() if isinstance(node, exp.Func) else node.key
-        written = str(node.this) if isinstance(node, exp.Anonymous) else name
-        raise NotListed(f"{written.lower()} is not on the list of this process")
+        written = written_name(node) if isinstance(node, exp.Func) else node.key
+        raise NotListed(f"{written} is not on the list of this process")
 
     def _is(self, node: Any) -> Expression:
         if isinstance(node.expression, exp.Null):

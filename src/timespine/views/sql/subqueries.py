@@ -21,7 +21,7 @@ from timespine.views.plan.algebra import Aggregate, Filter, Join, PlanNode, Proj
 from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of, replace_columns
 from timespine.views.sql.functions import NotListed, call
 from timespine.views.sql.grouping import SelectGroups
-from timespine.views.sql.refusal_reasons import refuse
+from timespine.views.sql.refusal_reasons import FollowsRefusal, refuse
 from timespine.views.sql.relations import Relation, combine, filtered, joined, outer_join, with_columns
 from timespine.views.sql.scalars import Scalars, and_parts
 
@@ -54,6 +54,7 @@ def apply_condition(builder: Builder, node: Any, relation: Relation, ctes: Ctes)
         (_not_in if negated else _in)(builder, inner, relation, ctes)
     else:
         if node.find(exp.Exists) or any(each.args.get("query") for each in node.find_all(exp.In)):
+            _look_inside(builder, node, relation, ctes)
             raise refuse(node, "EXISTS or IN under OR has no rule", "write a UNION, or put it beside the others by AND")
 
         def resolve(each: Any) -> Expression | None:
@@ -63,6 +64,19 @@ def apply_condition(builder: Builder, node: Any, relation: Relation, ctes: Ctes)
 
         condition = Scalars(resolve, builder.types).translate(node)
         relation.plan = filtered(relation.plan, [condition])
+
+
+def _look_inside(builder: Builder, node: Any, relation: Relation, ctes: Ctes) -> None:
+    """Note what is refused inside of a condition that is refused itself: in its subqueries, and beside them."""
+    if isinstance(node, exp.And | exp.Or | exp.Not | exp.Paren):
+        for each in node.iter_expressions():
+            _look_inside(builder, each, relation, ctes)
+    elif not is_subquery_condition(node):
+        builder.collected(node, relation)
+    else:
+        query = node.find(exp.Select, exp.SetOperation)
+        if query.args.get("limit") is None:
+            builder.query(query, ctes, relation)
 
 
 def _is_simple(select: Any) -> bool:
@@ -84,11 +98,13 @@ def _body(builder: Builder, select: Any, outer: Relation, ctes: Ctes) -> tuple[R
         if is_subquery_condition(each):
             later.append(each)
             continue
-        made = builder.scalar(each, inner, outer)
+        made = builder.collected(each, inner, outer)
+        if made is None:
+            continue
         (conditions if columns_of(made) <= there else correlated).append(made)
     inner.plan = combine(builder.fresh, plans, conditions)
     for each in later:
-        apply_condition(builder, each, inner, ctes)
+        builder.collect(apply_condition, builder, each, inner, ctes)
     return inner, correlated
 
 
@@ -102,6 +118,7 @@ def _query_of(node: Any) -> Any:
 def _exists(builder: Builder, node: Any, relation: Relation, ctes: Ctes, kind: str) -> None:
     select = _query_of(node.this)
     if not _is_simple(select):
+        _look_inside(builder, node, relation, ctes)
         raise refuse(node, "EXISTS over groups or limits has no rule", "write IN, or join with the groups")
     inner, correlated = _body(builder, select, relation, ctes)
     relation.plan = joined(builder.fresh, kind, relation.plan, inner.plan, correlated)
@@ -118,6 +135,8 @@ def _one_column(
         value = builder.scalar(item.this if isinstance(item, exp.Alias) else item, inner)
         return inner.plan, value, correlated
     plan, named = builder.query(select, ctes, None)
+    if plan in builder.partial:
+        raise FollowsRefusal
     return plan, named[0][1], []
 
 
@@ -156,6 +175,7 @@ def scalar_subquery(builder: Builder, node: Any, relation: Relation, ctes: Ctes)
     """Join the value of a scalar subquery to a relation; return its column."""
     select = _query_of(node)
     if not isinstance(select, exp.Select) or any(select.args.get(each) for each in _NOT_SCALAR):
+        _look_inside(builder, node, relation, ctes)
         raise refuse(node, "a scalar subquery is one aggregate without GROUP BY", "write it so")
     inner, correlated = _body(builder, select, relation, ctes)
     groups = SelectGroups(builder, inner, select, ctes)
@@ -163,7 +183,8 @@ def scalar_subquery(builder: Builder, node: Any, relation: Relation, ctes: Ctes)
         raise refuse(node, "a scalar subquery may have many rows", "aggregate it: max(...)")
     item = select.expressions[0]
     whole = inner.plan
-    assert isinstance(whole, Aggregate)
+    if not isinstance(whole, Aggregate):
+        raise FollowsRefusal  # its groups are refused
     value = groups.scalar(item.this if isinstance(item, exp.Alias) else item)
     shown = builder.fresh.column("value", value.type)
     if not correlated:
