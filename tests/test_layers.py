@@ -363,6 +363,7 @@ EXPORTED = {
         "TypeLike",
         "Unavailable",
         "UnknownCollection",
+        "UnsupportedType",
         "UnsupportedView",
         "Updates",
         "UpperMismatch",
