@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import re
 import textwrap
 
 import pytest
@@ -85,6 +86,7 @@ def test_handles_show_no_insides():
             assert {each for each in named if not each.startswith("_")} <= SHOWN, type(handle).__name__
 
 
+FRONTIER = re.compile(r"\bFrontier\b")
 FRONTIERS = {"upper", "since", "asked"}
 TIMES = {"time", "as_of", "through", "first", "last", "until", "after", "at"}
 
@@ -103,7 +105,9 @@ def test_what_is_called_upper_or_since_is_a_frontier_and_other_moments_are_times
     times = {each: hint for each, hint in kinds.items() if each[1] in TIMES}
     assert len(frontiers) > 15
     assert len(times) > 5
-    assert {each for each, hint in frontiers.items() if "Frontier" not in hint} == set()
+    plain = {each for each, hint in frontiers.items() if hint == "PlainFrontier"}
+    assert plain == {(name, key) for name in ("BatchInfo", "Inspection") for key in ("since", "upper")}
+    assert {each for each, hint in frontiers.items() if not FRONTIER.search(hint)} == plain
     assert {each for each, hint in times.items() if "Frontier" in hint} == set()
 
 
