@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         ViewPolicy,
         ViewTimes,
     )
-    from timespine.client.arguments.time_args import DurationLike, FrontierLike, TimeLike
+    from timespine.client.arguments.time_args import DurationLike, FrontierLike, PlainFrontier, TimeLike
     from timespine.client.arrangement_protocols import ArrangementHold, ArrangementReads, OpenArrangement
     from timespine.client.backup.copy_store import CopyResult, copy, promote
     from timespine.client.backup.fence_store import fence
@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         TimespineError,
         Unavailable,
         UnknownCollection,
+        UnsupportedType,
         UnsupportedView,
         UpperMismatch,
         UsageError,
@@ -176,6 +177,7 @@ __all__ = [
     "OwnedCollection",
     "Part",
     "PartInfo",
+    "PlainFrontier",
     "Predicate",
     "ReadOnlyStore",
     "RestorePoint",
@@ -204,6 +206,7 @@ __all__ = [
     "TypeLike",
     "Unavailable",
     "UnknownCollection",
+    "UnsupportedType",
     "UnsupportedView",
     "Updates",
     "UpperMismatch",
@@ -312,6 +315,7 @@ _FROM = {
     "OpenArrangement": "client.arrangement_protocols",
     "OwnedCollection": "errors",
     "PartInfo": "client.diagnostics.inspect",
+    "PlainFrontier": "client.arguments.time_args",
     "Predicate": "columnar.predicate.predicate",
     "promote": "client.backup.copy_store",
     "ReadOnlyStore": "errors",
@@ -342,6 +346,7 @@ _FROM = {
     "TypeLike": "columnar.schema.types",
     "Unavailable": "errors",
     "UnknownCollection": "errors",
+    "UnsupportedType": "errors",
     "UnsupportedView": "errors",
     "Updates": "client.read.rows",
     "UpperMismatch": "errors",

@@ -3,6 +3,7 @@
     TimespineError
     |- UsageError (also a ValueError)   fix the call
     |  |- InvalidRows                     the rows do not fit the schema of the collection
+    |  |- UnsupportedType                 no column can have that type
     |  |- LateRows                        the rows stand at times that are sealed
     |  |- DiffOverflow                    the count of a row does not fit 64 bits
     |  |- SchemaChanged                   a column was dropped that the new rows have values for
@@ -158,6 +159,10 @@ class DiffOverflow(UsageError):
 
     key_range: tuple[dict[str, object], dict[str, object]] | None = None
     """The least and the greatest key of such rows where the read met them; None if they are not known."""
+
+
+class UnsupportedType(UsageError):
+    """No column can have this type; the message says which one to use instead, where there is one."""
 
 
 class SchemaChanged(UsageError):

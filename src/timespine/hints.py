@@ -15,7 +15,9 @@ class Hint(NamedTuple):
     """Advice on an error: a code of the table, and the arguments of its sentence."""
 
     code: str
+    """The key of its sentence in the tables of the library and of the command line."""
     args: Mapping[str, str] = {}
+    """The values for the names in braces of the sentence."""
 
 
 SENTENCES: Mapping[str, str] = {

@@ -198,7 +198,7 @@ def test_filters_are_counted_as_if_every_chunk_were_asked(data):
         shown = ArrangementView(spine.layout, spine.batches, data.draw(times(spine.layout)))
         search = KeySearch(spine.batches, counts)
         for place in range(keys.num_rows):
-            key = shown.key_of(scalar_key(keys, place))
+            key = shown._key_of(scalar_key(keys, place))
             hits = search.find(key)
             found = []
             for batch in spine.batches:

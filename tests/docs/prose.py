@@ -22,9 +22,15 @@ NAMES = re.compile(
 """The same words, and metaphors, in the names of functions and classes, tests included."""
 
 NOUNS = re.compile(
-    r"(?:The|An?|What|How|Which|Where|Of|All|One|Some|Every|Each|Whether|Exactly|Rows|Parts|Tables|Only|No|In|By|With)\b"
+    r"(?:The|An?|What|How|Which|Where|Of|All|One|Some|Every|Each|Everything|Whether|Exactly|Only|No|In|By|With|At|About"
+    r"|If|Its|Our|Their|More|Most|Less|Few|Inline|Row|Arrow|Spark|Polars|Python|\d\S*|[A-Z][a-z]*[^\Wus]s)\b"
 )
-"""First words of a docstring that answers "what is returned" where a reader asks "what does it do"."""
+"""First words of a docstring that answers "what is returned" where a reader asks "what does it do".
+
+Any word in the plural is one: "Rows", "Bounds"."""
+
+LATER = ("src/timespine/columnar/parts", "src/timespine/columnar/scan/part_access.py")
+"""Sources whose docstrings are not checked for verbs yet."""
 
 INVARIANTS = Path("src/timespine/core/invariants.py")
 """The docstring of an invariant is the sentence that holds."""
@@ -105,7 +111,7 @@ def problems() -> list[str]:
         found.extend(f"{name}:{line}: {word!r} is discouraged" for line, word in words_in(path))
         if path.suffix == ".py":
             found.extend(f"{name}:{line}: {fault}" for line, fault in docstring_faults(path.read_text()))
-            if name.parts[0] == "src" and name != INVARIANTS:
+            if name.parts[0] == "src" and name != INVARIANTS and not str(name).startswith(LATER):
                 found.extend(f"{name}:{line}: {fault}" for line, fault in verb_faults(path.read_text()))
     for folder in ("src", "tests", "bench", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -251,3 +251,14 @@ def test_the_worked_example_is_the_same_byte_by_byte():
     leading = (re.match(r"(?:\s*[0-9a-f]{2}(?=\s|$))*", line)[0] for line in listing.splitlines())
     assert bytes.fromhex("".join(leading)) == whole
     assert decode_diff(whole).n == 2
+
+
+def test_the_table_of_nouns_defines_each_noun_once():
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("## The nouns")[2].partition("\n\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")][2:]
+    nouns = [noun.strip() for row in rows for noun in row.split(",")]
+    assert len(nouns) > 60
+    assert sorted(noun for noun in set(nouns) if nouns.count(noun) > 1) == []
+    # A noun with a qualifier has one everywhere.
+    plain = {noun for noun in nouns if "(" not in noun}
+    assert sorted(noun for noun in nouns if "(" in noun and noun.partition(" (")[0] in plain) == []

@@ -1,6 +1,7 @@
 """The lint of the prose finds what it is for; `make lint` runs it over documents and sources."""
 
 import prose
+import pytest
 
 
 def test_discouraged_words_are_found_with_their_lines_and_across_line_breaks():
@@ -41,6 +42,22 @@ def theorem():
     '''Theorize.'''
 """
     assert prose.verb_faults(source) == [(2, "the docstring of rows begins with no verb")]
+
+
+NO_VERBS = (
+    *("Integers per row", "128-bit integers", "If few", "Ones for", "Their words", "More rows", "Bounds of", "At most"),
+    *("Our part", "Inline parts", "Everything up to", "About how many", "Row groups", "Arrow asks"),
+)
+
+
+@pytest.mark.parametrize("first", NO_VERBS)
+def test_a_docstring_that_begins_with_another_word_than_a_verb_is_found(first):
+    assert prose.verb_faults(f"def rows():\n    '''{first} here.'''") != []
+
+
+@pytest.mark.parametrize("verb", ["Pass", "Discard", "Return", "Own", "Process", "Offset", "Ask", "Word"])
+def test_a_verb_is_none_of_these_words(verb):
+    assert prose.verb_faults(f"def rows():\n    '''{verb} what is here.'''") == []
 
 
 def test_names_of_functions_and_classes_are_checked_too():

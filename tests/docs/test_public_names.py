@@ -1,6 +1,10 @@
 """What a user sees of the exported classes: every name has a docstring, and hints that say something."""
 
+import ast
 import inspect
+import itertools
+import re
+import textwrap
 
 import pytest
 
@@ -82,6 +86,7 @@ def test_handles_show_no_insides():
             assert {each for each in named if not each.startswith("_")} <= SHOWN, type(handle).__name__
 
 
+FRONTIER = re.compile(r"\bFrontier\b")
 FRONTIERS = {"upper", "since", "asked"}
 TIMES = {"time", "as_of", "through", "first", "last", "until", "after", "at"}
 
@@ -100,7 +105,9 @@ def test_what_is_called_upper_or_since_is_a_frontier_and_other_moments_are_times
     times = {each: hint for each, hint in kinds.items() if each[1] in TIMES}
     assert len(frontiers) > 15
     assert len(times) > 5
-    assert {each for each, hint in frontiers.items() if "Frontier" not in hint} == set()
+    plain = {each for each, hint in frontiers.items() if hint == "PlainFrontier"}
+    assert plain == {(name, key) for name in ("BatchInfo", "Inspection") for key in ("since", "upper")}
+    assert {each for each, hint in frontiers.items() if not FRONTIER.search(hint)} == plain
     assert {each for each, hint in times.items() if "Frontier" in hint} == set()
 
 
@@ -111,3 +118,24 @@ def is_ours(value):
 def test_the_options_of_a_transaction_that_creates_are_those_of_the_store():
     of_store = set(inspect.signature(timespine.Store.create).parameters) - {"self", "name", "replace", "if_exists"}
     assert of_store == set(timespine.CreateOptions.__annotations__)
+
+
+EXPORTING = [timespine, timespine.spark, timespine.views, timespine.arrangement, timespine.model]
+
+
+def fields_without_text(kind):
+    """Give the public fields that a class of ours declares, and that have no sentence under them."""
+    (defined,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    for declared, below in itertools.pairwise([*defined.body, ast.Pass()]):
+        if isinstance(declared, ast.AnnAssign) and not ast.unparse(declared.target).startswith("_"):
+            text = below.value if isinstance(below, ast.Expr) else None
+            if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+                yield f"{kind.__name__}.{ast.unparse(declared.target)}"
+
+
+def test_every_public_field_of_an_exported_class_has_a_sentence_under_it():
+    exported = [getattr(module, name) for module in EXPORTING for name in module.__all__]
+    classes = [each for each in exported if inspect.isclass(each)]
+    ours = {owner for each in classes for owner in each.__mro__ if owner.__module__.startswith("timespine.")}
+    assert len(ours) > 100
+    assert sorted(field for kind in ours for field in fields_without_text(kind)) == []

@@ -8,7 +8,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 import timespine
+import timespine.arrangement
 from timespine.errors import TimespineError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -31,7 +34,7 @@ GROUPS = {
     "ViewPolicy ViewTimes ViewEngine",
     "Operating": "copy CopyResult promote restore RestorePoint RestoreResult fence",
     "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult AppendResult MaintenanceReport Retention",
-    "Looking inside": "Inspection BatchInfo PartInfo HistoryEntry Amplification",
+    "Looking inside": "Inspection BatchInfo PartInfo PlainFrontier HistoryEntry Amplification",
     "Checking": "examine HealthReport Finding FindingKind",
 }
 
@@ -108,10 +111,10 @@ def types_in(annotation, names):
             yield found
 
 
-def given_types():
+def given_types(module):
     """Give each type that a user gets from an exported function, method, property or field, with where that is."""
-    for name in timespine.__all__:
-        each = getattr(timespine, name)
+    for name in module.__all__:
+        each = getattr(module, name)
         if inspect.isfunction(each):
             yield from ((name, found) for found in types_in(each.__annotations__.get("return"), each.__globals__))
         for owner in each.__mro__ if inspect.isclass(each) else ():
@@ -127,12 +130,23 @@ def given_types():
                     yield from ((f"{name}.{method}", found) for found in types)
 
 
-def test_every_type_that_users_get_is_exported_with_a_docstring():
-    exported = {id(getattr(timespine, name)) for name in timespine.__all__}
-    given = [(where, found) for where, found in given_types() if not where.partition(".")[2].startswith("_")]
-    assert len({where for where, _ in given}) > 150
+INSIDES = {"Batch.around", "Batch.filters", "Batch.locate"}
+"""Methods for the packages of an arrangement. They give pieces of a batch, which users do not handle."""
+
+
+@pytest.mark.parametrize(("module", "least"), [(timespine, 150), (timespine.arrangement, 20)], ids=str)
+def test_every_type_that_users_get_is_exported_with_a_docstring(module, least):
+    exported = {id(getattr(each, name)) for each in (timespine, module) for name in each.__all__}
+    shown = [each for each in given_types(module) if each[0] not in INSIDES]
+    given = [(where, found) for where, found in shown if not where.partition(".")[2].startswith("_")]
+    assert len({where for where, _ in given}) > least
     assert [where for where, found in given if id(found) not in exported] == []
     assert [where for where, found in given if not inspect.getdoc(found)] == []
+
+
+def test_the_alias_of_frontiers_in_results_is_exported():
+    assert timespine.Inspection.__annotations__["upper"] == "PlainFrontier"
+    assert timespine.PlainFrontier == int | list[list[int]] | None
 
 
 if __name__ == "__main__":

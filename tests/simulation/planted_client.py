@@ -19,6 +19,7 @@ from timespine.client.write import (
     group_small_appends,
     prepare_unsealed,
     read_current,
+    stage_rows,
     step_commit,
 )
 from timespine.client.write.small_appends import group_append_step
@@ -180,7 +181,7 @@ def blobs_are_deleted_though_their_commit_is_in_doubt() -> Iterator[None]:
 
     with (
         patched(step_commit, "did_not_commit", did_not_commit),
-        patched(group_small_appends, "did_not_commit", did_not_commit),
+        patched(stage_rows, "did_not_commit", did_not_commit),
     ):
         yield
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from assertions import until
-from memory_store import MemoryStore, Script
+from memory_store import Script
 
 import timespine as ts
 from timespine.location.unreliable import Fault
@@ -18,12 +18,6 @@ REAL = {"monotonic": time.monotonic}
 """For tests of threads: pauses pass by themselves."""
 
 SUMS = "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g"
-
-
-@pytest.fixture
-def place():
-    with MemoryStore() as made:
-        yield made
 
 
 def filled(place, **options):

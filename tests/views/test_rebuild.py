@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from memory_store import MemoryStore
+from sorted_rows import rows
 
 import timespine as ts
 from timespine.client.collection import handle_of
@@ -12,21 +12,11 @@ from timespine.views.registry import definitions
 SUMS = "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g"
 
 
-@pytest.fixture
-def place():
-    with MemoryStore() as made:
-        yield made
-
-
 def filled(place, v="int64"):
     store = place.open()
     store.create("a", key={"k": "int64"}, value={"g": "int64", "v": v}, timeline="counter")
     store["a"].append([{"k": k, "g": k % 2, "v": k} for k in range(4)])
     return store
-
-
-def rows(view, **options):
-    return sorted(view.snapshot(**options).to_pylist(), key=repr)
 
 
 def stages(store):

@@ -8,7 +8,6 @@ from itertools import pairwise
 import polars as pl
 import pyarrow as pa
 import pytest
-from memory_store import MemoryStore
 from test_view_histories import answer_over
 from test_views import SUMS, filled
 
@@ -201,12 +200,6 @@ GROUPED = {
     "whole": "SELECT sum(v) AS s, count(*) AS n FROM a",
     "means": "SELECT g, v, avg(k) AS m FROM a GROUP BY g, v",
 }
-
-
-@pytest.fixture
-def place():
-    with MemoryStore() as made:
-        yield made
 
 
 def stages(store):

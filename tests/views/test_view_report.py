@@ -1,14 +1,7 @@
 """What a view says of itself: its status, and how changes of its inputs reach it."""
 
 import pytest
-from memory_store import MemoryStore
 from test_views import filled
-
-
-@pytest.fixture
-def place():
-    with MemoryStore() as made:
-        yield made
 
 
 def test_the_status_says_what_each_input_has_that_the_view_lacks(place):

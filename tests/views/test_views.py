@@ -4,7 +4,8 @@ import threading
 
 import msgspec
 import pytest
-from memory_store import MemoryStore, Script
+from memory_store import Script
+from sorted_rows import rows
 
 import timespine as ts
 from timespine.client.catalog.catalog import decode_catalog, encode_catalog
@@ -19,21 +20,11 @@ from timespine.views.registry import definitions
 SUMS = "SELECT g, sum(v) AS s, count(*) AS n FROM a GROUP BY g"
 
 
-@pytest.fixture
-def place():
-    with MemoryStore() as made:
-        yield made
-
-
 def filled(place, **options):
     store = place.open(**options)
     store.create("a", key={"k": "int64"}, value={"g": "int64", "v": "int64"}, timeline="counter")
     store["a"].append([{"k": k, "g": k % 2, "v": k} for k in range(4)])
     return store
-
-
-def rows(view, **options):
-    return sorted(view.snapshot(**options).to_pylist(), key=repr)
 
 
 # Ownership.

@@ -83,7 +83,7 @@ def timespine(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Collections that change over time: read them as of any time, see what changed, follow them live.
+    """Keep collections that change over time: read them as of any time, see what changed, follow them live.
 
     Results go to standard output, everything else to standard error. Only verbs
     that say so change a store. Reading rows registers a lease, which is a small

@@ -18,7 +18,7 @@ from timespine.columnar.ingest.cast import mismatch
 from timespine.columnar.ingest.require_key_columns import refuse_missing
 from timespine.columnar.ingest.to_arrow import check_names
 from timespine.columnar.schema.schema import Schema, is_reserved
-from timespine.errors import UsageError, short_repr
+from timespine.errors import UnsupportedType, UsageError, short_repr
 from timespine.spark.quoted_names import quoted
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def struct_type(schema: pa.Schema) -> StructType:
 
 
 def arrow_columns(schema: StructType) -> pa.Schema:
-    """Convert a Spark schema to one of Arrow; raise a UsageError if a column has a type without equivalent."""
+    """Convert a Spark schema to one of Arrow; raise an UnsupportedType if a column has a type that Arrow lacks."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
         return to_arrow_schema(schema, timezone="UTC")
     except Exception as error:  # Spark has several classes: for a type that Arrow lacks, for repeated names
-        raise UsageError(f"the DataFrame has a column that cannot be stored: {error}") from error
+        raise UnsupportedType(f"the DataFrame has a column that cannot be stored: {error}") from error
 
 
 def ddl_of(kind: DataType) -> str:

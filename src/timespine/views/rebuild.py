@@ -26,6 +26,7 @@ from timespine.client.api_for_engines import (
     handle_of,
 )
 from timespine.columnar.schema.schema import Schema, infer
+from timespine.columnar.schema.types import can_widen
 from timespine.core.transitions import AddSchema, Retain
 from timespine.errors import Contention, LateRows, UpperMismatch, UsageError
 from timespine.model.frontier import Frontier
@@ -129,11 +130,11 @@ def _widened(schema: Schema, wanted: pa.Schema) -> Schema | None:
     if wanted.names != schema.arrow.names:
         return None
     for field in wanted:
-        if field.type != schema.arrow.field(field.name).type:
-            try:
-                schema = schema.widen(field.name, field.type)
-            except UsageError:
-                return None
+        stored = schema.arrow.field(field.name).type
+        if not can_widen(stored, field.type):
+            return None
+        if field.type != stored:
+            schema = schema.widen(field.name, field.type)
     return schema if schema.arrow == wanted else None
 
 

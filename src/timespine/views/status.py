@@ -62,9 +62,11 @@ class ViewStatus:
     """How far a view is, and what it keeps."""
 
     name: str
+    """The name of the view."""
     mode: str
     """How it is refreshed: incremental, process or spark."""
     policy: str
+    """How it may be refreshed: a `ViewPolicy`."""
     times: str
     """refresh or every."""
     time: int

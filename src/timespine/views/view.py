@@ -76,6 +76,7 @@ class Verified:
     """How a view compares with its query, computed whole."""
 
     time: int
+    """The time as of which both were read."""
     rows: int
     """The number of distinct rows of the view."""
     missing: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import typing
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timespine.columnar.schema.column_names import NAME_BYTES_MAX, check_column_name
+from timespine.columnar.schema.schema import define
 from timespine.columnar.schema.type_parser import NAMES, TYPE_DEPTH_MAX, TYPE_TEXT_MAX
 from timespine.columnar.schema.types import (
     can_widen,
@@ -21,7 +23,7 @@ from timespine.columnar.schema.types import (
     stored_type,
     type_name,
 )
-from timespine.errors import UsageError
+from timespine.errors import UnsupportedType, UsageError
 
 PLAIN = {
     "bool": pa.bool_(),
@@ -103,6 +105,21 @@ def test_the_text_of_a_type_gives_the_type_back(given_type):
         ("array<array<date>>", "list<list<date>>"),
         ("struct<a: int, `b c`: array<string>>", 'struct<a:int32,"b c":list<string>>'),
         ("struct<a int, b boolean NOT NULL>", "struct<a:int32,b:bool>"),
+        ("datetime", "timestamp"),
+        ("datetime.datetime", "timestamp"),
+        ("datetime.date", "date"),
+        ("decimal.Decimal", "decimal(38,18)"),
+        ("bytearray", "binary"),
+        ("list[int]", "list<int64>"),
+        ("list[list[float]]", "list<list<float64>>"),
+        ("list[datetime.date]", "list<date>"),
+        ("list[int8]", "list<int8>"),
+        ("list<list[int]>", "list<list<int64>>"),
+        ("list[struct<a:int>]", "list<struct<a:int32>>"),
+        (list[int], "list<int64>"),
+        (list[list[datetime.datetime]], "list<list<timestamp>>"),
+        (typing.List[str], "list<string>"),  # noqa: UP006
+        (bytearray, "binary"),
         (int, "int64"),
         (float, "float64"),
         (str, "string"),
@@ -213,7 +230,6 @@ def test_what_lies_inside_is_nullable_has_no_metadata_and_one_name():
         ("int65", "use int64"),
         ("varchar(3)", "these work"),
         ("char(3)", "use string"),
-        ("datetime", "timestamp or"),
         ("decimal", r"decimal\(18,2\)"),
         ("decimal(39,2)", "1 to 38 digits"),
         ("decimal(2,3)", "1 to 38 digits"),
@@ -251,6 +267,25 @@ def test_what_lies_inside_is_nullable_has_no_metadata_and_one_name():
         (pa.uuid(), "storage type"),
         (pa.dense_union([pa.field("a", pa.int8())]), "these work: bool"),
         (pa.run_end_encoded(pa.int32(), pa.int8()), "the type of its values"),
+        ("datetime.time", r"use int64 \(microseconds of the day\)"),
+        ("datetime.timedelta", r"use int64 \(microseconds\)"),
+        ("datetime64[ns]", "use timestamp or"),
+        ("datetime[ms]", "use datetime;"),
+        ("numpy.int64", "use int64;"),
+        ("timestamp_tz", r"use timestamp\[UTC\]"),
+        ("variant", "use string;"),
+        ("dictionary<values=string, indices=int8, ordered=0>", "use the type of its values"),
+        ("category", "use the type of its values"),
+        ("fixed_size_binary[16]", "use binary;"),
+        ("ubigint", "use uint64;"),
+        ("int128", r"use decimal\(38,0\)"),
+        ("strng", "use string;"),
+        ("bool_", "use bool;"),
+        ("tuple", "struct<a:T,b:T> or list<T>"),
+        ("list[int65]", "use int64;"),
+        ("list[int", "use list<T>"),
+        (dict[str, int], "give a name, one of bool"),
+        (list[object], "give a name, one of bool"),
         (3, "give a name, one of bool"),
         (None, "give a name, one of bool"),
         (list, "give a name, one of bool"),
@@ -259,6 +294,12 @@ def test_what_lies_inside_is_nullable_has_no_metadata_and_one_name():
 def test_anything_else_is_refused_with_what_to_use_instead(wrong, instead):
     with pytest.raises(UsageError, match=instead):
         parse_type(wrong)
+
+
+@pytest.mark.parametrize("name", ["object", "null", "nonetype", "any", "complex", "geometry", "ubyt3", "bytes_io"])
+def test_a_name_without_a_sure_replacement_gets_none(name):
+    with pytest.raises(UnsupportedType, match="is not a type of a column: these work"):
+        parse_type(name)
 
 
 @given(
@@ -352,3 +393,9 @@ def test_a_timestamp_may_be_named_as_arrow_prints_it(unit: str) -> None:
 def test_a_name_that_polars_takes_for_a_pattern_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="pattern"):
         check_column_name(name, "column")
+
+
+def test_a_column_of_an_unsupported_type_is_that_error_and_says_which_column():
+    with pytest.raises(UnsupportedType, match=r"^column 'tags': 'object' is not a type of a column"):
+        define({"id": int}, {"tags": "object"})
+    assert define({"id": int}, {"tags": list[int]}).types["tags"] == pa.list_(pa.int64())

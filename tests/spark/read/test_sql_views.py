@@ -13,6 +13,7 @@ from timespine.errors import UsageError
 from timespine.spark import register
 from timespine.spark.read import sql_views
 from timespine.spark.read.sql_views import view_names
+from timespine.spark.setup import session as session_setup
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +83,25 @@ def test_a_collection_that_spark_cannot_show_does_not_keep_the_others_from_being
         shown.append(view)
 
     monkeypatch.setattr(sql_views, "_views", views)
+    monkeypatch.setattr(sql_views, "prepare", lambda spark: spark)
     with ts.open(tmp_path / "store", maintenance=False) as store:
         for name in "abc":
             store.create(name, key={"id": "int64"})
         with pytest.warns(UserWarning, match="b has no views: what is this"):
             assert register(store, mock.MagicMock()) == shown == ["a", "c"]
+
+
+def test_workers_that_cannot_run_timespine_are_an_error_before_any_view_is_made(tmp_path, monkeypatch):
+    def refuse(spark):
+        raise UsageError("the workers of Spark run /no/python, which cannot run Timespine")
+
+    monkeypatch.setattr(session_setup, "check_workers", refuse)
+    unprepared = mock.MagicMock()
+    with ts.open(tmp_path / "store", maintenance=False) as store:
+        store.create("orders", key={"id": "int64"})
+        with pytest.raises(UsageError, match=r"^the workers of Spark run /no/python, which cannot run Timespine$"):
+            register(store, unprepared)
+    assert unprepared.mock_calls == []
 
 
 def test_changes_are_between_two_versions_the_earlier_one_first():

@@ -261,6 +261,7 @@ orders.append([{"id": 1}])
 read = lambda: spark.read.format("timespine").load(store.location + "/orders").count()
 told = {}
 for name, call in (("to_spark", lambda: orders.snapshot().to_spark(spark, native=False).count()),
+                   ("register", lambda: len(ts.spark.register(store, spark))),
                    ("prepare", lambda: prepare(spark) and 1), ("read", read)):
     try:
         told[name] = call()
@@ -285,12 +286,12 @@ NO_MODULES = ("-S", "-E", "-s")
 def test_workers_of_a_users_session_get_the_python_of_the_driver(told_by, tmp_path, conf):
     python_in(tmp_path / "bin", "python3", *NO_MODULES)
     told = told_by(OF_THE_USER, PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", CONF=json.dumps(conf))
-    assert told == {"to_spark": 1, "prepare": 1, "read": 1}
+    assert told == {"to_spark": 1, "register": 1, "prepare": 1, "read": 1}
 
 
 def refused(told):
     """What all that needs workers says, if it says the same."""
-    assert told["to_spark"] == told["prepare"]
+    assert told["to_spark"] == told["register"] == told["prepare"]
     assert "DATA_SOURCE_NOT_FOUND" in told["read"]
     return told["prepare"]
 

@@ -78,7 +78,7 @@ class ArrangementView:
     def get(self, key: Mapping[str, Any]) -> list[tuple[dict[str, Any], int]]:
         """Return the rows of a key in order, each with its count. It may name only the first arranged columns."""
         self._courtesy.pause()
-        hits = self._search.find(self.key_of(key))
+        hits = self._search.find(self._key_of(key))
         if not hits:
             return []
         try:
@@ -104,7 +104,7 @@ class ArrangementView:
     def lookup(self, key: Mapping[str, Any]) -> pa.Table:
         """Return the rows of one key as a table, in order, each as often as it counts."""
         self._courtesy.pause()
-        hits = self._search.find(self.key_of(key))
+        hits = self._search.find(self._key_of(key))
         schema = self.layout.schema
         if needs_no_sum(hits, self.as_of) and hits[0][0].diffs is None:
             chunk, lower, upper = hits[0]
@@ -150,7 +150,7 @@ class ArrangementView:
         A bound may name only the first arranged columns: it stands for the first of the keys that begin with it.
         With `inclusive`, `upper` and all keys that begin with it are given too.
         """
-        low, high = (None if bound is None else self.key_of(bound) for bound in (lower, upper))
+        low, high = (None if bound is None else self._key_of(bound) for bound in (lower, upper))
         walk = Walk(self.batches, low, high, inclusive=inclusive, alone_rows=rows)
         return self._scanned(walk, rows)
 
@@ -177,7 +177,7 @@ class ArrangementView:
 
         A bound may name only the first arranged columns: it stands for the first of the keys that begin with it.
         """
-        low, high = (None if bound is None else self.key_of(bound) for bound in (lower, upper))
+        low, high = (None if bound is None else self._key_of(bound) for bound in (lower, upper))
         return items(self.cursor(), low, high, reverse=reverse)
 
     def keys(self) -> Iterator[pa.Table]:
@@ -227,7 +227,7 @@ class ArrangementView:
         inner = np.unique(cuts[(cuts > 0) & (cuts < counted.num_rows)])
         return counted.select(self.layout.by).take(pa.array(inner))
 
-    def key_of(self, values: Mapping[str, Any]) -> Key:
+    def _key_of(self, values: Mapping[str, Any]) -> Key:
         """Make a key of values by column: the arranged columns, or the first of them."""
         depth = self._depth(values)
         by, types = self.layout.by, self.layout.by_types

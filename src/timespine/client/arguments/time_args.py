@@ -17,9 +17,6 @@ TimeLike = int | datetime.datetime | Time
 FrontierLike = TimeLike | list[TimeLike] | list[Time] | Frontier
 """A frontier to seal or expire up to: a time; with several coordinates also a list of times, none before another."""
 
-TimeLike = TimeLike
-FrontierLike = FrontierLike
-
 DurationLike = str | float | datetime.timedelta
 """A duration: "10 min", "7 days", a timedelta, or seconds as a number."""
 

@@ -1,7 +1,8 @@
 """The retry policy of writes: how often a commit is tried again, for each reason.
 
-Every write is a transaction of steps, and `client.write.step_commit` is the only loop over these limits. A refused try
-has changed nothing, so a limit bounds work and time, never correctness.
+Two loops go by these limits: `client.write.step_commit` in the thread of a write, and `group_small_appends` for small
+appends that a leading thread commits for others. A refused try has changed nothing, so a limit bounds work and time,
+never correctness.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ class HealthReport:
     """The result of `examine`: counts of what was read, and the damages."""
 
     collections: int = 0
+    """Collections that were examined."""
     parts: int = 0
     """Blobs with rows that were read."""
     inline: int = 0
@@ -78,9 +79,11 @@ class HealthReport:
     runs: int = 0
     """Hollow runs that were read."""
     rollups: int = 0
+    """Rollups that were looked at."""
     bytes: int = 0
     """Bytes that were compared or decoded."""
     findings: list[Finding] = field(default_factory=list)
+    """The damages."""
 
     @property
     def is_sound(self) -> bool:

@@ -20,12 +20,19 @@ class PartInfo:
     """One part of a batch in an `Inspection`."""
 
     key: str
+    """The key of its blob; empty if the state itself has the data."""
     rows: int
+    """Updates in the data, also those that the batch does not show."""
     size: int
+    """Bytes of the data, and of everything inside a hollow run."""
     inline: bool
+    """Whether the state itself has the data."""
     hollow: bool
+    """Whether it is a hollow run: a list of further parts."""
     truncated: bool
+    """Whether the batch shows only the updates of some of its times."""
     rewritten: bool
+    """Whether readers advance the times of its updates to a frontier."""
     times: list[list[int]] | None
     """The smallest and the largest value of each coordinate."""
 
@@ -35,14 +42,23 @@ class BatchInfo:
     """One batch of the trace."""
 
     lower: PlainFrontier
+    """The first times of its updates."""
     upper: PlainFrontier
+    """The first times after those of its updates."""
     since: PlainFrontier
+    """The first times from which on it is exact."""
     rows: int
+    """The number of updates, at most: some may not be shown."""
     size: int
+    """Bytes of its parts."""
     runs: int
+    """The number of its runs."""
     parts: int
+    """The number of its parts; a hollow run is one."""
     sorted: bool
+    """Whether the rows of each of its runs are in order."""
     detail: list[PartInfo] = field(default_factory=list)
+    """Its parts, if the caller asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +66,43 @@ class Inspection:
     """A collection as of one state."""
 
     name: str
+    """The name of the collection."""
     id: str
+    """Its id, with which the keys of its blobs begin."""
     seqno: int
+    """The sequence number of the state."""
     since: PlainFrontier
+    """The first times from which on history is exact."""
     upper: PlainFrontier
+    """The first times that are not complete."""
     rows: int
     """The number of updates, at most: some may cancel out when they are merged."""
     size: int
     """Bytes of parts that the state refers to."""
     inline_bytes: int
+    """Bytes of rows in the state itself."""
     batches: list[BatchInfo]
+    """The batches of the trace, oldest first."""
     levels: list[tuple[int, int]]
     """Per layer of the spine: batches and updates."""
     merges_due: int
+    """Batches of the spine that wait to be merged."""
     unsealed: int
+    """The number of unsealed batches."""
     readers: dict[str, PlainFrontier]
+    """The leased readers by id, each with the first times that it may read."""
     holds: dict[str, PlainFrontier]
+    """The critical holds by name, each with the first times that it keeps readable."""
     held_by: list[tuple[str, PlainFrontier]]
     """The readers and holds that keep since from moving."""
     writers: int
+    """The number of registered writers."""
     schemas: int
+    """The number of schemas that the collection has had, with the present one."""
     rollups: list[int]
+    """The sequence numbers of the states that rollups hold."""
     history: int
+    """The number of commits whose times the state lists."""
     amplification: Amplification
     """The cost relative to the contents, over all processes."""
     spine: dict[str, int]

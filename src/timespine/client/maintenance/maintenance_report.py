@@ -24,7 +24,9 @@ class MaintenanceReport:
     """The result of a round of maintenance."""
 
     merges: int = 0
+    """Merges whose results were committed."""
     rollups: int = 0
+    """Rollups that were written."""
     collected: int = 0
     """Blobs deleted because only old states referred to them."""
     swept: int = 0

@@ -31,7 +31,7 @@ from timespine.client.write.prebuilt.bulk_load import bulk_load
 from timespine.client.write.prepare import PreparedRows, next_free_time, to_updates
 from timespine.client.write.small_appends.group_append_step import ConvertedAppends, GroupAppendStep
 from timespine.client.write.small_appends.relay_messages import SmallAppends
-from timespine.client.write.stage_rows import StagedRuns, did_not_commit, stage
+from timespine.client.write.stage_rows import StagedTogether
 from timespine.client.write.transaction_steps import AppendStep, StepResult
 from timespine.client.write_results import CommitResult
 from timespine.columnar.schema.schema import TIME, Schema, decode_schema
@@ -43,7 +43,6 @@ from timespine.errors import (
     InlineBudgetExceeded,
     InvalidRows,
     SchemaChanged,
-    TimespineError,
     UpperMismatch,
     UsageError,
     VersionError,
@@ -303,33 +302,32 @@ def _commit_group(
 def _commit_together(
     handle: CollectionHandle, steps: Sequence[AppendStep | GroupAppendStep], origins: tuple[Origin, ...]
 ) -> Generator[CommandTransaction, Answers | Refused, list[StepResult]]:
-    """Prepare, stage and commit steps of one collection; return the result of each."""
+    """Prepare, stage and commit steps of one collection; return the result of each.
+
+    The stations are those of `step_commit`. The loop is another one, since the leading thread must not wait: it yields
+    its transaction, which is committed with those that wait, and takes no turn. It gives up where a thread of its own
+    would go on: that thread then commits the append by `step_commit`.
+    """
     inline = True
     for _ in range(RETRY.group_starts):
         known = handle.known()
         at = [None if step.floats else _free_time(handle, known.upper) for step in steps]
-        staged: list[StagedRuns] = []
-        try:
+        with StagedTogether(len(steps)) as staged:
             for step, time in zip(steps, at, strict=True):
-                staged.append(stage(_require_small(step.prepare(known.upper, time, NO_STACK)), inline=inline))
+                staged.add(_require_small(step.prepare(known.upper, time, NO_STACK)), inline=inline)
             commands = [
                 (handle.id, command)
-                for step, each, time in zip(steps, staged, at, strict=True)
-                for command in step.commands(each.runs, known.upper, time)
+                for step, runs, time in zip(steps, staged.runs, at, strict=True)
+                for command in step.commands(runs, known.upper, time)
             ]
             reply = yield from _offer_by_newest_schema(handle, CommandTransaction(tuple(commands), origins=origins))
-        except (TimespineError, _Separately) as error:
-            if len(staged) < len(steps) or isinstance(error, _Separately) or did_not_commit(error):
-                _discard(staged)
-            raise
         replies = _replies_of(reply)
         if replies is not None:
-            for each in staged:
-                each.count_rows()
+            staged.count_rows()
             left, seqno = iter(replies), dict(reply.seqnos).get(handle.id, known.seqno)
             return [step.result(list(islice(left, 1)), time, seqno) for step, time in zip(steps, at, strict=True)]
         assert isinstance(reply, Refused)
-        _discard(staged)
+        staged.discard()
         if isinstance(reply.reason, InlineBudgetExceeded):
             inline = False
         elif not isinstance(reply.reason, UpperMismatch):
@@ -362,12 +360,6 @@ def _require_small(prepared: PreparedRows | None) -> PreparedRows | None:
     if prepared is not None and prepared.table.nbytes > BYTES_MAX:
         raise _Separately
     return prepared
-
-
-def _discard(staged: list[StagedRuns]) -> None:
-    """Delete the blobs of a refused commit."""
-    for each in staged:
-        each.discard()
 
 
 def _free_time(handle: CollectionHandle, upper: Frontier) -> int:

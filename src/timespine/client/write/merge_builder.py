@@ -28,7 +28,7 @@ from timespine.columnar.predicate.predicate import Predicate, is_row_by_row
 from timespine.columnar.predicate.where import Column, Where, as_predicate
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.columnar.schema.types import parse_type
-from timespine.errors import UsageError, short_repr
+from timespine.errors import UnsupportedType, UsageError, short_repr
 from timespine.libraries import is_expression, pl
 
 R = TypeVar("R")
@@ -285,7 +285,7 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Cast a column that the collection lacks to a type that conditions know; return it unchanged if there is none."""
     try:
         return column.cast(parse_type(column.type))
-    except (UsageError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    except (UnsupportedType, pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return column
 
 

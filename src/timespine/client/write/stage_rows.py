@@ -61,6 +61,50 @@ def stage(prepared: PreparedRows | None, *, inline: bool) -> StagedRuns:
     return StagedRuns(prepared, runs, put)
 
 
+class StagedTogether:
+    """The staged rows of one try to commit: a block that deletes their blobs if an error says that it did not commit.
+
+    Transactions of steps and groups of small appends stage their rows in such a block, and in no other way.
+    """
+
+    __slots__ = ("_count", "_staged")
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        """How many times the block stages rows. As long as it has not, nothing was offered."""
+        self._staged: list[StagedRuns] = []
+
+    def add(self, prepared: PreparedRows | None, *, inline: bool) -> None:
+        """Stage prepared rows."""
+        self._staged.append(stage(prepared, inline=inline))
+
+    @property
+    def runs(self) -> list[Runs]:
+        """The runs of each, in order."""
+        return [each.runs for each in self._staged]
+
+    def count_rows(self) -> None:
+        """Count the committed rows."""
+        for each in self._staged:
+            each.count_rows()
+
+    def discard(self) -> None:
+        """Delete the blobs of a refused commit."""
+        for each in self._staged:
+            each.discard()
+
+    def __enter__(self) -> StagedTogether:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # SUBTLE: an interrupt deletes nothing, nor does the end of a generator that its leader dropped: the commit may
+        # have happened (tests/client/commit/test_interrupts.py).
+        if isinstance(error, Exception):
+            is_offered = len(self._staged) == self._count
+            if not is_offered or (isinstance(error, TimespineError) and did_not_commit(error)):
+                self.discard()
+
+
 def prepare_again(prepared: PreparedRows, changed: SchemaChanged) -> PreparedRows:
     """Convert rows to the newest schema of their collection; raise SchemaChanged if that loses values."""
     handle = prepared.handle

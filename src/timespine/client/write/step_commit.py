@@ -1,13 +1,16 @@
-"""Commit steps: the one way in which rows become part of collections.
+"""Commit steps: the way in which a thread makes its rows part of collections.
 
     prepare     rows become updates of the schema            Step.prepare
-    stage       the updates become durable                   stage.stage
+    stage       the updates become durable                   stage_rows.StagedTogether
     place       each step gets a free time, and commands     Step.commands
     commit      one compare-and-set over all collections     Committer
 
 If a commit is refused, it goes back as far as the reason demands, and no further: other processes were first (place
 again), the state has no room for inline rows, the writer had expired or the schema changed (stage again), rows that
 the change depends on can no longer be followed (prepare again). `client.commit.retry_limits` has the limits.
+
+Small appends that wait in one queue go through the same stations in `group_small_appends`: their leading thread offers
+them beside the transactions that wait, and so it never waits for a reply or a turn itself.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from timespine.client.commit.cross_process_turn import Patience, TurnCommit
 from timespine.client.commit.retry_limits import RETRY, contention, reread_contention
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import PreparedRows
-from timespine.client.write.stage_rows import Runs, StagedRuns, did_not_commit, prepare_again, stage
+from timespine.client.write.stage_rows import Runs, StagedTogether, did_not_commit, prepare_again
 from timespine.client.write.transaction_steps import CommandReplies, Step, StepResult
 from timespine.core import group
 from timespine.core.group import Answers
@@ -173,18 +176,11 @@ class StepCommit:
 
     def _commit_staged(self, prepared: list[PreparedRows | None], *, inline: bool) -> list[Committed]:
         """Stage rows and commit them; delete their blobs if the commit is refused."""
-        staged: list[StagedRuns] = []
-        try:
+        with StagedTogether(len(prepared)) as staged:
             for rows in prepared:
-                staged.append(stage(rows, inline=inline))
-            committed = self._place_and_commit([each.runs for each in staged])
-        except TimespineError as error:
-            if did_not_commit(error) or len(staged) < len(prepared):
-                for each in staged:
-                    each.discard()
-            raise
-        for each in staged:
-            each.count_rows()
+                staged.add(rows, inline=inline)
+            committed = self._place_and_commit(staged.runs)
+        staged.count_rows()
         return committed
 
     def _place_and_commit(self, runs: list[Runs]) -> list[Committed]:

@@ -174,7 +174,7 @@ class _Arranged:
         return (self.keys[block] & np.uint64((1 << self.row_bits) - 1)).view(np.int64)
 
     def words_of(self, block: slice) -> Words:
-        """Their words, without the bits that were dropped. Rows that were told apart later have the same ones."""
+        """Return their words, without the bits that were dropped. Rows that were told apart later have equal ones."""
         return self.words[block] if self.keys is None else self.keys[block] >> np.uint64(self.row_bits)
 
 

@@ -106,7 +106,7 @@ class _Run:
         return int(self._loaded[0][0].num_rows)
 
     def take(self, cut: bytes | None) -> list[pa.Table]:
-        """Everything up to and including a row; everything if there is none."""
+        """Take everything up to and including a row; everything if there is none."""
         taken: list[pa.Table] = []
         while self._loaded:
             table, last = self._loaded[0]
@@ -181,7 +181,7 @@ class _Merge:
         return min((run.last for run in self._runs if not run.ended), default=None)
 
     def _round(self, cut: bytes | None) -> list[pa.Table]:
-        """Everything up to a row, consolidated; nothing if all of it is kept open."""
+        """Return everything up to a row, consolidated; nothing if all of it is kept open."""
         taken = [tables for run in self._runs if (tables := run.take(cut))]
         if self._open and cut == self._open_row:
             self._keep_open([table for tables in taken for table in tables])
@@ -202,7 +202,7 @@ class _Merge:
         return merged
 
     def _keep_open(self, tables: list[pa.Table]) -> None:
-        """More rows for the group that is open. They are consolidated whenever they have doubled."""
+        """Add rows to the group that is open, and consolidate them whenever they have doubled."""
         self._open.extend(tables)
         if sum(table.nbytes for table in self._open) < self._open_bytes:
             return

@@ -299,7 +299,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def fixed_digits(column: pa.Array) -> list[tuple[int, NDArray[Any]]]:
-    """Integers per row that order the rows as a column of fixed width does, most significant first.
+    """Return integers per row that order the rows as a column of fixed width does, most significant first.
 
     SUBTLE: they are numbered by what they mean, not by their place. Some of the rows may have no nulls, or
     need one digit where all rows need two: a position in one list must mean the same in the other.
@@ -324,7 +324,7 @@ def fixed_digits(column: pa.Array) -> list[tuple[int, NDArray[Any]]]:
 
 
 def unsigned(values: NDArray[Any]) -> Words:
-    """Integers as the unsigned ones that are equal modulo 2^64."""
+    """Convert integers to the unsigned ones that are equal modulo 2^64."""
     if values.dtype == np.uint64:
         return values
     if values.dtype.kind == "u":
@@ -338,7 +338,7 @@ def fixed_view(data: pa.Buffer, dtype: Any, offset: int, rows: int) -> NDArray[A
 
 
 def float_digit(values: NDArray[Any]) -> NDArray[Any]:
-    """Floats as unsigned integers in the same order; NaN is the largest, -0.0 is 0.0."""
+    """Convert floats to unsigned integers in the same order; NaN is the largest, -0.0 is 0.0."""
     signed, kind = (np.int32, np.uint32) if values.dtype == np.float32 else (np.int64, np.uint64)
     sign = signed(np.iinfo(signed).min)
     digits = np.empty(len(values), kind)
@@ -357,7 +357,7 @@ def float_digit(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _decimal_digits(halves: Words) -> list[tuple[int, NDArray[Any]]]:
-    """128-bit integers as one digit if they fit 64 bits, else as two."""
+    """Convert 128-bit integers to one digit if they fit 64 bits, else to two."""
     low, high = halves[0::2], halves[1::2].view(np.int64)
     if (high == low.view(np.int64) >> np.int64(63)).all():
         return [(LOWER, low.view(np.int64))]

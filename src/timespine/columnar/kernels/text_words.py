@@ -100,7 +100,7 @@ class Text:
         return len(shared_bytes(*(ends[each].as_buffer().to_pybytes()[:_PREFIX_BYTES_MAX] for each in ("min", "max"))))
 
     def ranked(self) -> tuple[NDArray[np.uint32], pa.Array] | None:
-        """If there seem to be few different values: for every row the rank of its value, and the values in order."""
+        """Return the rank of the value of every row, and the values in order; None if there seem to be many of them."""
         rows = len(self._starts)
         if rows < LARGE_ROWS or self.longest <= _SHORT_BYTES:
             return None
@@ -168,7 +168,7 @@ class Text:
         return not self._data.take(self._starts[filled] + self.lengths[filled] - 1).all()
 
     def _mask(self, at: int, block: slice) -> Any:
-        """Ones for the bytes of a word that belong to the value: a number if it is the same for all, else an array."""
+        """Return ones for the bytes of a word that belong to the value: one number for all values, or an array."""
         if self._shortest == self.longest or self._shortest >= at + 8:
             return _KEEP[min(max(self._shortest - at, 0), 8)]
         return _KEEP.take(self.lengths[block] - at, mode="clip")

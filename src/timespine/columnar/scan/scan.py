@@ -105,7 +105,7 @@ def matching_parts(parts: Parts, runs: Sequence[Run], request: ScanRequest) -> l
 
 
 def tiny_sources(inline: Sequence[tuple[Run, Part]]) -> Iterator[ScanSource]:
-    """Inline parts of runs of one schema, as few sources: they are decoded and put in order together."""
+    """Group inline parts of runs of one schema into few sources, which are decoded and put in order together."""
     for _, together in groupby(
         zip(inline, accumulate(part.rows for _, part in inline), strict=True), key=lambda each: each[1] // TINY_ROWS
     ):
@@ -116,7 +116,7 @@ def tiny_sources(inline: Sequence[tuple[Run, Part]]) -> Iterator[ScanSource]:
 
 
 def inline_memory_bytes(part: Part) -> int:
-    """About how many bytes the rows of an inline part take in memory."""
+    """Estimate how many bytes the rows of an inline part take in memory."""
     return max(part.rows * ROW_BYTES, part.size)
 
 
@@ -298,7 +298,7 @@ def _stream(parts: Parts, source: ScanSource, request: ScanRequest, chunk_bytes:
 def gather(
     parts: Parts, found: Sequence[ScanSource], request: ScanRequest, rows: pa.Table | None = None
 ) -> Iterator[pa.Table]:
-    """Sources that fit the memory, and `rows` that were gathered before, as one table in order.
+    """Read sources that fit the memory, and yield them with the `rows` gathered before as one table in order.
 
     Parts that are seen whole and as they were written are put together first: the window and the
     schema are then applied once, and not to each of a thousand small parts.

@@ -120,7 +120,7 @@ def _decode(
 
 
 def run_bytes(parts: Parts, run: Run, inside: Sequence[Part]) -> int:
-    """About how many bytes the rows of the parts of a run take in memory."""
+    """Estimate how many bytes the rows of the parts of a run take in memory."""
     id, schema = parts.schema(run)
     parts.fetch_footers(inside)
     return sum(parts.weigh(part, id, schema)[0] for part in inside)

@@ -271,6 +271,6 @@ def _changed_rows(touched: _Touched, changes: SplitChanges, request: ScanRequest
 
 
 def _row_bytes(run: Run) -> int:
-    """About how many bytes the rows of a run take in memory."""
+    """Estimate how many bytes the rows of a run take in memory."""
     metas = [(part, meta_of(part)) for part in run.parts]
     return sum((meta.row_bytes if meta is not None else 0) or part.rows * ROW_BYTES for part, meta in metas)

@@ -18,7 +18,7 @@ FEW_PARTS = 256
 
 
 def split_keys(parts: Parts, runs: Sequence[Run], request: ScanRequest, n: int) -> list[bytes]:
-    """At most n - 1 values that cut what is wanted into pieces of about equal size.
+    """Return at most n - 1 values that cut what is wanted into pieces of about equal size.
 
     They are rows, encoded by the columns of the cut, ascending, taken from the
     bounds of row groups and weighted by their rows: no row is read. All of them lie

@@ -78,7 +78,7 @@ def apply_visibility(table: pa.Table, part: Part, window: Window, arity: int) ->
 
 
 def advance_times(times: Coordinates, since: Frontier) -> Coordinates:
-    """Times advanced to a frontier.
+    """Advance times to a frontier.
 
     meet over s of join(t, s) is, coordinate by coordinate, the larger of t and the
     smallest of that coordinate in the frontier: min over s of max(t, s) = max(t, min over s of s).

@@ -10,16 +10,22 @@ NAME_BYTES_MAX = 255
 
 def check_column_name(name: object, what: str) -> str:
     """Return a valid name of a column or of a field of a struct; raise a UsageError if it is not valid."""
+    fault = name_fault(name)
+    if fault is not None:
+        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: {fault}")
+    return str(name)
+
+
+def name_fault(name: object) -> str | None:
+    """Return what is wrong with a name of a column or of a field of a struct; None if it is valid."""
     if type(name) is not str or not name:
-        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: a text that is not empty is needed")
+        return "a text that is not empty is needed"
     if any(letter < " " or letter == "\x7f" for letter in name):
-        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: leave out the control characters")
+        return "leave out the control characters"
     if name == "*" or (name.startswith("^") and name.endswith("$")):
-        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: Polars takes it for a pattern")
+        return "Polars takes it for a pattern"
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: it is not valid Unicode") from None
-    if size > NAME_BYTES_MAX:
-        raise UsageError(f"{short_repr(name)} cannot be the name of a {what}: over {NAME_BYTES_MAX} bytes")
-    return name
+        return "it is not valid Unicode"
+    return f"over {NAME_BYTES_MAX} bytes" if size > NAME_BYTES_MAX else None

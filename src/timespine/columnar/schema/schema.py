@@ -26,7 +26,7 @@ from timespine.columnar.schema.column_names import check_column_name
 from timespine.columnar.schema.defaults import Default
 from timespine.columnar.schema.types import TypeLike, can_widen, is_nested, parse_type, stored_type, type_name
 from timespine.core.transitions.lifecycle import SCHEMA_BYTES_MAX
-from timespine.errors import CorruptionError, UsageError, short_repr
+from timespine.errors import CorruptionError, UnsupportedType, UsageError, short_repr
 from timespine.model.time import check_arity
 
 TIME = "_time"
@@ -323,6 +323,8 @@ def _schema(pairs: Sequence[tuple[str, TypeLike]], key: Sequence[str], cluster: 
     for number, (name, given) in enumerate(pairs, 1):
         try:
             fields.append(Field(number, name, type_name(parse_type(given))))
+        except UnsupportedType as error:
+            raise UnsupportedType(f"column {short_repr(name)}: {error}") from None
         except UsageError as error:
             raise UsageError(f"column {short_repr(name)}: {error}") from None
     ids = {field.name: field.id for field in fields}

@@ -8,6 +8,7 @@ Case is ignored. Some names differ between systems; here they mean:
     timestamp      a wall-clock time, as in Arrow; in the text of a whole schema an instant, as in Spark SQL
     timestamp_ntz  a wall-clock time
     timestamp_ltz  an instant
+    list[int]      a list as Python writes it: inside of it `int` and `float` have 64 bits
 
 The text that a state stores is one of these too: `types.type_name` gives it.
 """
@@ -21,8 +22,8 @@ import re
 
 import pyarrow as pa
 
-from timespine.columnar.schema.column_names import check_column_name
-from timespine.errors import UsageError, short_repr
+from timespine.columnar.schema.column_names import name_fault
+from timespine.errors import UnsupportedType, short_repr
 
 TYPE_TEXT_MAX = 16_384
 """The most characters in the text of one type, which bounds the work of the parser."""
@@ -76,10 +77,12 @@ NAMES: dict[str, pa.DataType] = {
     "large_string": pa.string(),
     "string_view": pa.string(),
     "bytes": pa.binary(),
+    "bytearray": pa.binary(),
     "large_binary": pa.binary(),
     "binary_view": pa.binary(),
     "date32": pa.date32(),
     "date64": pa.date32(),
+    "datetime": pa.timestamp("us"),
     "timestamp_ntz": pa.timestamp("us"),
     "timestamp_ltz": _INSTANT,
     "timestamptz": _INSTANT,
@@ -92,11 +95,21 @@ PYTHON_TYPES: dict[object, pa.DataType] = {
     float: pa.float64(),
     str: pa.string(),
     bytes: pa.binary(),
+    bytearray: pa.binary(),
     datetime.date: pa.date32(),
     datetime.datetime: pa.timestamp("us"),
     decimal.Decimal: pa.decimal128(38, 18),
 }
 """The types for Python types: the widest numbers, times without a zone, and decimals as in Spark."""
+
+_IN_PYTHON: dict[str, pa.DataType] = {
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "datetime.date": pa.date32(),
+    "datetime.datetime": pa.timestamp("us"),
+    "decimal.decimal": PYTHON_TYPES[decimal.Decimal],
+}
+"""Names with the meaning of Python: the first two only inside of `list[...]`."""
 
 _DECIMALS = ("decimal", "numeric", "dec", "decimal128")
 _LISTS = ("list", "array", "large_list")
@@ -107,27 +120,64 @@ WORKS = f"{', '.join(NAMES)}, timestamp[ZONE], decimal(p,s), list<T>, array<T>, 
 _INSTEAD = {
     "float16": "float32",
     "halffloat": "float32",
+    "uint": "uint32 or uint64",
+    "ubyte": "uint8",
+    "utinyint": "uint8",
+    "ushort": "uint16",
+    "usmallint": "uint16",
+    "uinteger": "uint32",
+    "ulong": "uint64",
+    "ubigint": "uint64",
+    "int24": "int32",
+    "mediumint": "int32",
+    "int128": "decimal(38,0)",
+    "uint128": "decimal(38,0)",
+    "hugeint": "decimal(38,0)",
     "json": "string",
+    "variant": "string",
     "uuid": "string or binary",
     "blob": "binary",
+    "fixed_size_binary": "binary",
     "char": "string: the length of a text is not checked",
+    "character": "string: the length of a text is not checked",
     "varchar": "string: the length of a text is not checked",
-    "datetime": "timestamp or timestamp[UTC]",
+    "dictionary": "the type of its values",
+    "category": "the type of its values",
+    "categorical": "the type of its values",
+    "enum": "the type of its values",
+    "run_end_encoded": "the type of its values",
+    "datetime64": "timestamp or timestamp[UTC]",
+    "timestamp_tz": "timestamp[UTC]",
     "time": "int64 (microseconds of the day)",
+    "time32": "int64 (microseconds of the day)",
+    "time64": "int64 (microseconds of the day)",
+    "timedelta": "int64 (microseconds)",
+    "timedelta64": "int64 (microseconds)",
     "duration": "int64 (microseconds)",
     "interval": "int64 (microseconds)",
+    "month_day_nano_interval": "int64 (microseconds)",
     "decimal": "decimal(p,s) such as decimal(18,2)",
     "numeric": "decimal(p,s) such as decimal(18,2)",
     "dec": "decimal(p,s) such as decimal(18,2)",
     "list": "list<T> such as list<int64>",
+    "fixed_size_list": "list<T> such as list<int64>",
+    "list_view": "list<T> such as list<int64>",
+    "set": "list<T> such as list<int64>",
+    "tuple": "struct<a:T,b:T> or list<T>",
     "array": "array<T> such as array<bigint>",
     "struct": "struct<a:T,b:T>",
+    "dict": "struct<a:T,b:T> or list<struct<key:K,value:V>>",
     "map": "list<struct<key:K,value:V>>",
-    "run_end_encoded": "the type of its values",
 }
 """The replacements for common names that are no types, or incomplete ones."""
 
+CLOSE_MIN = 0.8
+"""How alike a name and a known one must be, as difflib counts, to be one with a typing error. Below that names of
+other types are found: `byte` for `bytearray`, `int` for `variant`."""
+
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"datetime\.date(?:time)?\b|decimal\.decimal\b|[A-Za-z_][A-Za-z0-9_]*", re.IGNORECASE)
+_DOTTED = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*\.)*([A-Za-z_][A-Za-z0-9_]*)")
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"|`((?:[^`]|``)*)`')
 _NUMBERS = re.compile(r"\s*\(\s*([0-9]{1,9})\s*(?:,\s*([0-9]{1,9})\s*)?\)")
 _ARROW_TIMESTAMP = re.compile(r"\s*(?:s|ms|us|ns)\s*(?:,\s*tz=([^\],]+))?\s*")
@@ -155,53 +205,64 @@ def parse_columns(text: str) -> list[tuple[str, pa.DataType]]:
 
 
 def decimal_of(precision: int, scale: int) -> pa.DataType:
-    """Return the decimal with this number of digits; raise a UsageError if it is out of range."""
+    """Return the decimal with this number of digits; raise an UnsupportedType if it is out of range."""
     if not 1 <= precision <= DECIMAL_DIGITS_MAX or not 0 <= scale <= precision:
-        raise UsageError(f"decimal({precision},{scale}) cannot be stored: use 1 to 38 digits, 0 to all of them decimal")
+        raise UnsupportedType(
+            f"decimal({precision},{scale}) cannot be stored: use 1 to 38 digits, 0 to all of them decimal"
+        )
     return pa.decimal128(precision, scale)
 
 
 def struct_of(fields: list[tuple[str, pa.DataType]]) -> pa.DataType:
-    """Return the struct of these fields; raise a UsageError if they are not valid."""
+    """Return the struct of these fields; raise an UnsupportedType if they are not valid."""
     if not fields:
-        raise UsageError("a struct without fields cannot be stored: leave the column out")
-    seen = {check_column_name(name, "field of a struct").lower() for name, _ in fields}
+        raise UnsupportedType("a struct without fields cannot be stored: leave the column out")
+    for name, _ in fields:
+        fault = name_fault(name)
+        if fault is not None:
+            raise UnsupportedType(f"{short_repr(name)} cannot be the name of a field of a struct: {fault}")
+    seen = {name.lower() for name, _ in fields}
     if len(seen) < len(fields):
-        raise UsageError("two fields of a struct differ in nothing but upper and lower case: rename one")
+        raise UnsupportedType("two fields of a struct differ in nothing but upper and lower case: rename one")
     return pa.struct(fields)
 
 
 def zone_of(zone: str) -> str:
-    """Return the canonical name of a time zone; raise a UsageError if it is none."""
+    """Return the canonical name of a time zone; raise an UnsupportedType if it is none."""
     if zone.lower() in _UTC:
         return "UTC"
     if not _ZONE.fullmatch(zone):
-        raise UsageError(f"{short_repr(zone)} is not the name of a time zone: use one such as UTC or Europe/Berlin")
+        raise UnsupportedType(
+            f"{short_repr(zone)} is not the name of a time zone: use one such as UTC or Europe/Berlin"
+        )
     return zone
 
 
 def check_depth(depth: int) -> None:
     """Refuse a type that is nested too deeply."""
     if depth > TYPE_DEPTH_MAX:
-        raise UsageError(f"a type may have at most {TYPE_DEPTH_MAX} types inside of each other")
+        raise UnsupportedType(f"a type may have at most {TYPE_DEPTH_MAX} types inside of each other")
 
 
-def unknown_type(text: str) -> UsageError:
-    """Make the error for a text that is no type, with a replacement or all names."""
-    word = WORD.match(text.strip())
-    name = word.group().lower() if word else ""
-    close = difflib.get_close_matches(name, NAMES, n=1)
-    instead = _INSTEAD.get(name) or (name if name in NAMES else next(iter(close), None))
-    for known in ("time", "interval"):  # as Arrow spells them: time64[us], month_day_nano_interval
-        if name not in _INSTEAD and name not in NAMES and known in name:
-            instead = _INSTEAD[known]
+def unknown_type(text: str) -> UnsupportedType:
+    """Make the error for a text that is no type, with a replacement if one is sure, and all names."""
+    found = _DOTTED.match(text.strip())
+    name = found[1].lower() if found else ""
+    instead = _INSTEAD.get(name) or (name if name in NAMES else _corrected(name))
     hint = f"use {instead}; " if instead else ""
-    return UsageError(f"{short_repr(text)} is not a type of a column: {hint}these work: {WORKS}")
+    return UnsupportedType(f"{short_repr(text)} is not a type of a column: {hint}these work: {WORKS}")
+
+
+def _corrected(name: str) -> str | None:
+    """Return the known name of which this one is a misspelling; None if there is none."""
+    # An unsigned type is none that has a sign, however alike their names are.
+    known = [each for each in NAMES if each.startswith("u") == name.startswith("u")]
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=CLOSE_MIN)), None)
 
 
 def _check_length(text: str) -> None:
     if len(text) > TYPE_TEXT_MAX:
-        raise UsageError(f"a type of {len(text)} characters is over the limit of {TYPE_TEXT_MAX}")
+        raise UnsupportedType(f"a type of {len(text)} characters is over the limit of {TYPE_TEXT_MAX}")
 
 
 class _Parser:
@@ -231,11 +292,14 @@ class _Parser:
         if self.at < len(self.text):
             raise unknown_type(self.text)
 
-    def _type(self, depth: int) -> pa.DataType:
+    def _type(self, depth: int, *, is_python: bool = False) -> pa.DataType:
+        """Read a type; `is_python`: inside of `list[...]`, where names have the meaning of Python."""
         check_depth(depth)
         self._space()
-        word = self._match(WORD).group()
+        word = self._match(_NAME).group()
         name = word.lower()
+        if name in _IN_PYTHON and (is_python or "." in name):
+            return _IN_PYTHON[name]
         if name in _DECIMALS:
             numbers = self._match(_NUMBERS)
             return decimal_of(int(numbers[1]), int(numbers[2] or 0))
@@ -246,15 +310,24 @@ class _Parser:
             inside = self._type(depth + 1)
             self._expect(">")
             return pa.list_(inside)
+        if name == "list" and self._skip_sign("["):
+            inside = self._type(depth + 1, is_python=True)
+            self._expect("]")
+            return pa.list_(inside)
         if name == "struct" and self._skip_sign("<"):
             fields = self._fields(depth)
             self._expect(">")
             return struct_of(fields)
         if name not in NAMES:
-            raise unknown_type(word)
-        if name.startswith("date"):
+            raise unknown_type(self._rest_of(word))
+        if name in ("date32", "date64"):
             self._skip(_ARROW_DATE)
         return NAMES[name]
+
+    def _rest_of(self, word: str) -> str:
+        """Return a word that was just read, with what follows it after dots: "numpy.int7"."""
+        found = _DOTTED.match(self.text, self.at - len(word))
+        return found.group() if found else word
 
     def _parse_zone(self) -> pa.DataType:
         """Read the rest of a timestamp with a zone, or as Arrow prints it: the unit, and perhaps a zone."""

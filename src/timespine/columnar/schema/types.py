@@ -19,7 +19,8 @@ Callers may write types by other names too: `type_parser` has them all.
 from __future__ import annotations
 
 import functools
-from typing import TypeAlias
+from types import GenericAlias
+from typing import TypeAlias, get_args, get_origin
 
 import pyarrow as pa
 
@@ -36,31 +37,40 @@ from timespine.columnar.schema.type_parser import (
     unknown_type,
     zone_of,
 )
-from timespine.errors import UsageError, short_repr
+from timespine.errors import UnsupportedType, short_repr
 from timespine.libraries import pl
 
 _PLAIN_NAMES = {given: name for name, given in PLAIN.items()}
 
-TypeLike: TypeAlias = str | type | pa.DataType
-"""The type of a column as a caller gives it: its name, a Python type, or an Arrow type."""
+TypeLike: TypeAlias = str | type | GenericAlias | pa.DataType
+"""The type of a column as a caller gives it: its name, a Python type such as `int` or `list[int]`, or an Arrow type."""
 
 
 def parse_type(given: TypeLike) -> pa.DataType:
-    """Return the canonical Arrow type of a caller's type; raise a UsageError that says what to use instead."""
+    """Return the canonical Arrow type of a caller's type; raise an UnsupportedType that says what to use instead."""
     if isinstance(given, str):
         parsed = stored_type(given)
     elif isinstance(given, pa.DataType):
         parsed = _normal(given, 1)
-    elif isinstance(given, type) and given in PYTHON_TYPES:
-        parsed = PYTHON_TYPES[given]
     else:
-        python = ", ".join(each.__name__ for each in PYTHON_TYPES if isinstance(each, type))
-        raise UsageError(
-            f"{short_repr(given)} is not a type: give a name, one of {WORKS}; or a Python type, one of {python}; "
-            "or an Arrow type"
-        )
+        parsed = _of_python(given, 1)
     _check_zones(parsed)
     return parsed
+
+
+def _of_python(given: object, depth: int) -> pa.DataType:
+    """Return the type for a Python type; raise an UnsupportedType if there is none."""
+    check_depth(depth)
+    inside = get_args(given)
+    if get_origin(given) is list and len(inside) == 1:
+        return pa.list_(_of_python(inside[0], depth + 1))
+    if isinstance(given, type) and given in PYTHON_TYPES:
+        return PYTHON_TYPES[given]
+    python = ", ".join(each.__name__ for each in PYTHON_TYPES if isinstance(each, type))
+    raise UnsupportedType(
+        f"{short_repr(given)} is not a type: give a name, one of {WORKS}; or a Python type, one of {python}, list[T]; "
+        "or an Arrow type"
+    )
 
 
 def parse_schema(text: str) -> pa.Schema:
@@ -168,9 +178,9 @@ def _normal(given: pa.DataType, depth: int) -> pa.DataType:
     if types.is_struct(given):
         return struct_of([(field.name, _normal(field.type, depth + 1)) for field in given])
     if types.is_null(given):
-        raise UsageError("a column of type null says nothing about its values: give it a type")
+        raise UnsupportedType("a column of type null says nothing about its values: give it a type")
     if isinstance(given, pa.BaseExtensionType):
-        raise UsageError(f"{short_repr(str(given))} is an extension type: cast it to its storage type first")
+        raise UnsupportedType(f"{short_repr(str(given))} is an extension type: cast it to its storage type first")
     raise unknown_type(str(given))
 
 
@@ -196,7 +206,9 @@ def _check_zones(given: pa.DataType) -> None:
     """Refuse an unknown zone, which no reader could use, while the caller can still correct it."""
     if pa.types.is_timestamp(given):
         if given.tz is not None and not _is_known_zone(given.tz):
-            raise UsageError(f"{short_repr(given.tz)} is not a known time zone: use one such as UTC or Europe/Berlin")
+            raise UnsupportedType(
+                f"{short_repr(given.tz)} is not a known time zone: use one such as UTC or Europe/Berlin"
+            )
     elif is_nested(given):
         for i in range(given.num_fields):
             _check_zones(given.field(i).type)

@@ -185,7 +185,7 @@ class UploadTarget:
         return StoredPart(hollow_part(self.key(name), parts, len(data), meta), meta, counts=counts)
 
     def _with_times(self, table: pa.Table, ends: Ends) -> Ends:
-        """Bounds of the first and the last update, given their rows: cut, or followed by their times."""
+        """Return bounds of the first and the last update, given their rows: cut, or followed by their times."""
         first, last = ends
         times = [encode_row(table, place, self.schema.time_names) for place in (0, -1)]
         least = first + times[0] if len(first) <= END_BYTES else first[:END_BYTES]

@@ -86,8 +86,11 @@ class ExpireResult(msgspec.Struct, frozen=True):
     """The requested frontier of an `expire`, the effective one, and the holders that keep back the rest."""
 
     asked: Frontier
+    """The first times that were to stay readable."""
     since: Frontier
+    """The first times that can be read now."""
     held_by: tuple[str, ...]
+    """What keeps earlier times readable: "retention", readers and holds."""
 
 
 def register_reader(state: State, command: RegisterReader, now_ms: int) -> Commit[Grant] | NoOp[Grant]:

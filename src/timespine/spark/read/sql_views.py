@@ -32,7 +32,7 @@ from timespine.spark.blob_location import BlobLocation, blob_location_of
 from timespine.spark.quoted_names import free_name, quoted
 from timespine.spark.read.fixed_term_leases import lease_for_term
 from timespine.spark.read.row_json import json_of
-from timespine.spark.setup.session import session
+from timespine.spark.setup.session import prepare, session
 from timespine.spark.store_cache import address_of
 from timespine.spark.type_mapping import ddl_of
 
@@ -60,7 +60,8 @@ class KnownCollection:
 def register(store: Store, spark: SparkSession | None = None) -> list[str]:
     """Create views and functions for every collection of a store; return the names of the views.
 
-    Without a session, create them in the running one.
+    Without a session, create them in the running one. The session is prepared (see `prepare`), so it raises a
+    UsageError if the workers of Spark cannot import Timespine.
 
     They show the collection as of the registration (a view: as of its first query), for an hour; register again
     afterwards. If the views of two collections have the same name, raise a UsageError and register nothing. Leave out
@@ -69,7 +70,7 @@ def register(store: Store, spark: SparkSession | None = None) -> list[str]:
     from pyspark.errors import PySparkException
     from pyspark.sql.functions import arrow_udtf
 
-    spark = spark if spark is not None else session()
+    spark = prepare(spark) if spark is not None else session()
     made: list[str] = []
     known: dict[str, KnownCollection] = {}
     for name, view in view_names(store.names()).items():

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from timespine.columnar.schema.types import parse_type
-from timespine.errors import UsageError
+from timespine.errors import UnsupportedType
 from timespine.views.engine.lowering import Declined, fold_constant
 from timespine.views.plan.expressions import DIGITS, TEXT_CALL, Call, Expression, Literal, columns_of
 from timespine.views.sql.functions import (
@@ -253,7 +253,7 @@ class Scalars:
         inner = self.translate(node.this)
         try:
             to = parse_type(node.to.sql("spark").lower())
-        except UsageError:
+        except UnsupportedType:
             raise NotListed(f"CAST to {node.to.sql('spark')}") from None
         if pa.types.is_timestamp(to):
             raise NotListed("CAST to a timestamp")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from timespine.columnar.schema.types import stored_type, type_name
-from timespine.errors import UsageError
+from timespine.errors import UnsupportedType
 from timespine.views.plan.expressions import Expression
 from timespine.views.spark_engine.scalar_text import spark_type
 from timespine.views.spark_engine.session import borrowed, find_session
@@ -66,7 +66,7 @@ class SparkTypes:
                 kind = stored_type(type_name(arrow_columns(spark.sql(query).schema).field(0).type))
             except PySparkException as error:
                 raise NotListed(f"Spark says: {str(error).splitlines()[0]}") from None
-            except UsageError as error:
+            except UnsupportedType as error:
                 raise NotListed(f"its type cannot be kept: {error}") from None
         return kind
 
