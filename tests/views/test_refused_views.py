@@ -28,7 +28,7 @@ def test_a_text_for_spark_whose_order_leaves_ties_open_is_refused_with_what_to_a
         store.view("good", sql="SELECT k, v, row_number() OVER (ORDER BY v, k) AS n FROM a", policy=policy)
 
 
-@pytest.mark.parametrize("name", ["timespine.views", "timespine.stage.x.0"])
+@pytest.mark.parametrize("name", ["timespine.views", "timespine.stage." + "x.0"])
 def test_names_of_hidden_collections_are_no_names_of_others(place, name):
     store = filled(place)
     for create in (

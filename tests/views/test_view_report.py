@@ -1,6 +1,5 @@
 """What a view says of itself: its status, and how changes of its inputs reach it."""
 
-import pytest
 from test_views import filled
 
 

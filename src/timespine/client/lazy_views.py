@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from timespine.client.catalog.retention import RetentionLike
     from timespine.views.follow.follow_thread import Following
     from timespine.views.refresh.refresh_views import Refreshed
-    from timespine.views.sql.run_statement import StatementResult
+    from timespine.views.run_statement import StatementResult
     from timespine.views.view import View
 
     FrameFunction = Callable[[Mapping[str, DataFrame]], DataFrame]
@@ -120,7 +120,7 @@ class ViewVerbs(OneProcess):
         AS SELECT ...; EXPLAIN [CREATE] MATERIALIZED VIEW ...; REFRESH MATERIALIZED VIEW name [FULL];
         DROP MATERIALIZED VIEW [IF EXISTS] name.
         """
-        done: StatementResult = load_views_module("sql.run_statement").run_statement(self, text, spark)
+        done: StatementResult = load_views_module("run_statement").run_statement(self, text, spark)
         return done
 
     def follow(

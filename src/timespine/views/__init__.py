@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from timespine.views.follow.follow_loop import FollowedView, FollowStatus
     from timespine.views.follow.follow_thread import Following
     from timespine.views.refresh.refresh_views import Refreshed
+    from timespine.views.run_statement import StatementResult
     from timespine.views.sql.refusal_reasons import Reason
-    from timespine.views.sql.run_statement import StatementResult
     from timespine.views.status import InputStatus, RefreshPoint, StoredSize, ViewStatus
     from timespine.views.view import Rebuilt, Verified, View
 
@@ -32,7 +32,7 @@ _FROM = {
     "InputStatus": "status",
     "Rebuilt": "view",
     "RefreshPoint": "status",
-    "StatementResult": "sql.run_statement",
+    "StatementResult": "run_statement",
     "StoredSize": "status",
     "View": "view",
     "ViewStatus": "status",
