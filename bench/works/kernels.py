@@ -72,7 +72,7 @@ class Compact(Work):
     )
 
     def setup(self, system: System, size: Size, out: Out) -> State:
-        run = _run_apart if size["apart"] else _run
+        run = _run_apart if size["apart"] else overlapping_run
         for each, count in self._sets(system, size).values():
             each.folder.mkdir(exist_ok=True)
             each.write_runs(run(number, count) for number in range(RUNS))
@@ -112,7 +112,7 @@ def _retracted(number: int, count: int) -> int:
     return count // (RETRACTED + 1) if number else 0
 
 
-def _run(number: int, count: int) -> pa.Table:
+def overlapping_run(number: int, count: int) -> pa.Table:
     """Run n has the ids that are n modulo 16, and takes back every tenth of the run before."""
     retracted = _retracted(number, count)
     inserted = rows(np.arange(count - retracted) * RUNS + number)
