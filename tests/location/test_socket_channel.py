@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from assertions import until
 from children import line_of, start
+from damaged_bytes import flipped, truncated
 
 from timespine.errors import Determinate, Indeterminate
 from timespine.location.machine import socket_channel
 from timespine.location.machine.channel import REQUEST_BYTES_MAX
-from timespine.location.machine.socket_channel import HELLO, PREFIX, SocketChannel
+from timespine.location.machine.socket_channel import CLOSING, HELLO, PREFIX, SocketChannel
 
 
 @pytest.fixture
@@ -137,6 +138,53 @@ def test_bytes_that_are_no_frames_end_their_connection_and_nothing_else(
         with contextlib.suppress(ConnectionResetError):
             assert hostile.recv(1 << 16) == b"", "no reply"
     assert make().ask(b"x") == b"reply"
+
+
+@pytest.fixture
+def sending(make: Callable[..., SocketChannel], tmp_path: Path) -> Iterator[Callable[..., SocketChannel]]:
+    """A channel whose other side sends these bytes for a hello and a reply, and then ends the connection."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        (tmp_path / "log.appender").write_text(str(tmp_path / "s"))
+
+        def serve(hello: bytes, reply: bytes) -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):  # the other side may end it first
+                connection.sendall(hello)
+                if connection.recv(1 << 16):
+                    connection.sendall(reply)
+
+        def sending(hello: bytes, reply: bytes) -> SocketChannel:
+            threading.Thread(target=serve, args=(hello, reply), daemon=True).start()
+            return make()
+
+        yield sending
+
+
+def frame_of(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize("reply", [b"a reply", CLOSING], ids=["reply", "closing"])
+def test_damaged_bytes_of_a_reply_never_say_that_nothing_was_done(
+    sending: Callable[..., SocketChannel], reply: bytes
+) -> None:
+    """They are another reply, for its reader to refuse, or leave the request in doubt."""
+    whole, masks = frame_of(reply), range(1, 256, 85)
+    lengthened = [bytes([0, 0, 0, size]) + reply for size in range(256) if size != len(reply)]
+    for damaged in (*flipped(whole, masks), *truncated(whole), *lengthened):
+        with contextlib.suppress(Indeterminate):
+            assert sending(frame_of(HELLO), damaged).ask(b"x") != reply
+
+
+def test_a_damaged_hello_gets_no_request(sending: Callable[..., SocketChannel]) -> None:
+    whole = frame_of(HELLO)
+    for damaged in (*flipped(whole, range(1, 256, 85)), *truncated(whole)):
+        channel = sending(damaged, frame_of(b"a reply"))
+        channel._answer_s = 0.05  # of a longer frame, the rest never comes
+        with pytest.raises(Determinate, match="no process to ask"):
+            channel.ask(b"x")
 
 
 def test_more_processes_than_the_limit_are_turned_away(make: Callable[..., SocketChannel], monkeypatch) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
 from mutations import bug, in_stores, patched
 
 from timespine.client.commit.relay import Relay
 from timespine.client.write.small_appends import serve_relayed_appends
-from timespine.client.write.small_appends.relay_messages import DECODE_REQUEST, SmallAppends, encode_reply
+from timespine.client.write.small_appends.relay_messages import SmallAppends, decode_reply, decode_request, encode_reply
 from timespine.client.write.small_appends.serve_relayed_appends import AppendAnswers
 from timespine.client.write_results import CommitResult
 from timespine.core import group as group_module
@@ -23,7 +22,7 @@ def the_appender_acknowledges_before_its_compare_and_set() -> Iterator[None]:
     real = AppendAnswers.__call__
 
     def answer(self, request):
-        asked = DECODE_REQUEST.decode(request)
+        asked = decode_request(request)
         state = self._committer.state(asked.collection)
         Thread(target=lambda: real(self, request), name="later").start()
         time = max(state.upper.time, self._committer.driver.now_ms() if asked.collection.startswith("clock") else 0)
@@ -98,8 +97,9 @@ def relayed_appends_are_told_the_times_of_others() -> Iterator[None]:
     real = SmallAppends.accept
 
     def accept(self, reply):
-        outcome, results, reason = msgspec.msgpack.decode(reply)
-        return real(self, msgspec.msgpack.encode((outcome, results[::-1], reason)))
+        found = decode_reply(reply)
+        told = [CommitResult(time, Frontier.at(upper), rows, seqno) for time, upper, rows, seqno in found.results]
+        return real(self, encode_reply(found.outcome, told[::-1], found.reason))
 
     with patched(SmallAppends, "accept", accept):
         yield

@@ -2,18 +2,22 @@
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 
 import pyarrow as pa
 import pytest
+from damaged_bytes import flipped, truncated
 from msgspec import msgpack
 
 import timespine as ts
 from timespine.client.commit import relay
 from timespine.client.commit.leader_queue import PendingCall
 from timespine.client.write.group_small_appends import pending_append
-from timespine.client.write.small_appends.relay_messages import AppendReply
+from timespine.client.write.small_appends.relay_messages import SmallAppends, decode_reply, encode_reply
+from timespine.client.write_results import CommitResult
+from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
 from timespine.core.transitions import ExpireCommitter
 from timespine.errors import Determinate, Fenced, Indeterminate, InvalidRows, WrongProcess
 
@@ -87,7 +91,7 @@ def test_a_reply_that_is_lost_is_found_in_the_state(pair):
     log, told = second["log"], []
 
     def ask(real, request):
-        told.append(msgpack.decode(real(request), type=AppendReply).results[0])
+        told.append(decode_reply(real(request)).results[0])
         raise Indeterminate("the reply was lost")
 
     asks(second, ask)
@@ -110,7 +114,7 @@ def test_a_request_that_is_lost_is_committed_once_and_refused_when_it_comes_late
     asks(second, ask)
     log.append(row(0))
     assert ids(first) == [0]
-    reply = msgpack.decode(first._committer.relay._answer(late[0]), type=AppendReply)
+    reply = decode_reply(first._committer.relay._answer(late[0]))
     assert reply.outcome == "in doubt"
     assert ids(first) == [0]
 
@@ -125,7 +129,7 @@ def test_a_request_that_comes_twice_is_committed_once(pair):
 
     asks(second, ask)
     second["log"].append(row(0))
-    reply = msgpack.decode(first._committer.relay._answer(requests[0]), type=AppendReply)
+    reply = decode_reply(first._committer.relay._answer(requests[0]))
     assert (reply.outcome, ids(first)) == ("in doubt", [0])
 
 
@@ -147,7 +151,7 @@ def test_neighbours_of_a_stale_request_are_committed(pair):
         return real(item, lead)
 
     first._committer._queue.offer = offer
-    assert msgpack.decode(answer(requests[0]), type=AppendReply).outcome == "in doubt"
+    assert decode_reply(answer(requests[0])).outcome == "in doubt"
     first._committer._queue.offer = real
     assert others[0] == (row(1),), "its own thread commits it"
     assert ids(first) == [0]
@@ -251,45 +255,162 @@ def test_a_schema_that_the_other_process_does_not_know_is_left_to_the_own_one(pa
     assert ids(second) == [0, 1]
 
 
+def sealed(*fields):
+    """Fields in the envelope of a request."""
+    return wrap_payload(EnvelopeKind.APPEND_REQUEST, msgpack.encode(fields))
+
+
+def of(log, *appends):
+    """The fields of a request to append to a collection."""
+    return log, 0, "k", 1, "w", appends
+
+
+DEEP = msgpack.encode(of("c", [{"id": 7}])).replace(b"\x07", b"\x91" * 100_000 + b"\x01")
+
+
 @pytest.mark.parametrize(
-    "request_bytes",
+    "request_to",
     [
-        b"",
-        b"\xff" * 100,
-        msgpack.encode({"version": 1}),
-        msgpack.encode((2, "c", 0, "k", 1, "w", [])),
-        msgpack.encode((1, "../c", 0, "k", 1, "w", [row(1)])),
-        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": 1, "note": ["nested"]}]])),
-        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": n, "note": "x"} for n in range(65)]])),
-        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": 1}, {"note": "x"}]])),
-        msgpack.encode((1, "LOG", 0, "k", 1, "w", [row(1)], "more")),
-        msgpack.encode((1, "LOG", 0, "k", 1, "w", [[{"id": 7}]])).replace(b"\x07", b"\x91" * 100_000 + b"\x01"),
+        lambda log: b"",
+        lambda log: b"\xff" * 100,
+        lambda log: msgpack.encode(of(log, row(1))),
+        lambda log: wrap_payload(EnvelopeKind.APPEND_REQUEST, b""),
+        lambda log: wrap_payload(EnvelopeKind.APPEND_REQUEST, msgpack.encode({"collection": log})),
+        lambda log: wrap_payload(EnvelopeKind.APPEND_REQUEST, msgpack.encode(of(log, row(1))), version=2),
+        lambda log: wrap_payload(EnvelopeKind.APPEND_REQUEST, DEEP),
+        lambda log: wrap_payload(EnvelopeKind.APPEND_REPLY, msgpack.encode(of(log, row(1)))),
+        lambda log: sealed(*of("../c", row(1))),
+        lambda log: sealed(*of(log, [{"id": 1, "note": ["nested"]}])),
+        lambda log: sealed(*of(log, [{"id": n, "note": "x"} for n in range(65)])),
+        lambda log: sealed(*of(log, [{"id": 1}, {"note": "x"}])),
+        lambda log: sealed(*of(log, row(1)), "more"),
     ],
 )
-def test_bytes_that_are_no_request_get_a_refusal_and_change_nothing(pair, request_bytes):
+def test_bytes_that_are_no_request_get_a_refusal_and_change_nothing(pair, request_to):
     first, _ = pair
     log = first["log"]
     before = log._handle.state().seqno
-    data = request_bytes.replace(b"\xa3LOG", msgpack.encode(log.id))
-    reply = msgpack.decode(first._committer.relay._answer(data), type=AppendReply)
+    reply = decode_reply(first._committer.relay._answer(request_to(log.id)))
     assert (reply.outcome, reply.results) == ("refused", [])
     assert reply.reason
     assert log._handle.state().seqno == before
+
+
+def test_every_damaged_byte_and_every_truncation_of_a_request_is_refused_and_the_request_still_counts(pair):
+    first, second = pair
+    log, answer, told = second["log"], first._committer.relay._answer, []
+
+    def ask(real, request):
+        before = first["log"]._handle.state().seqno
+        for damaged in (*flipped(request), *truncated(request), request + b"\0"):
+            told.append(decode_reply(answer(damaged)))
+        told.append(first["log"]._handle.state().seqno - before)
+        return real(request)
+
+    asks(second, ask)
+    log.append(row(0))
+    *replies, commits = told
+    assert len(replies) > 255 * 100
+    assert {(each.outcome, *each.results) for each in replies} == {("refused",)}
+    assert (commits, ids(first), counted(second, "handed over")) == (0, [0], 1)
+
+
+def test_every_damaged_byte_of_a_request_on_the_socket_changes_nothing(pair):
+    first, second = pair
+    path, told = first._committer.relay._channel._path_of_socket, []
+
+    def ask(real, request):
+        before = first["log"]._handle.state().seqno
+        frame = len(request).to_bytes(4, "big") + request
+        for damaged in (*flipped(frame, range(1, 256, 85)), *truncated(frame)):
+            told.append(outcomes(sent(path, damaged)))
+        told.append(first["log"]._handle.state().seqno - before)
+        return real(request)
+
+    asks(second, ask)
+    second["log"].append(row(0))
+    *replies, commits = told
+    assert len(replies) > 300
+    assert {outcome for each in replies for outcome in each} == {"refused"}
+    assert (commits, ids(first), counted(second, "handed over")) == (0, [0], 1)
+
+
+def sent(path, data):
+    """Connect to a channel, send bytes and no more, and return what it sends until it ends the connection."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
+        connection.settimeout(600)
+        connection.connect(path)
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        found = b""
+        with contextlib.suppress(ConnectionResetError):  # it did not read all
+            while some := connection.recv(1 << 16):
+                found += some
+        return found
+
+
+def outcomes(data):
+    """The outcomes of the replies in what a channel sent."""
+    frames = []
+    while len(data) >= 4:
+        size = int.from_bytes(data[:4], "big")
+        frames.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return [decode_reply(each).outcome for each in frames[1:]]  # the first one says hello
+
+
+@pytest.mark.parametrize("outcome", ["committed", "declined", "in doubt", "refused"])
+def test_every_damaged_byte_and_every_truncation_of_a_reply_leaves_its_request_in_doubt(pair, outcome):
+    _, second = pair
+    log = second["log"]
+    log.append(row(0))
+    results = [CommitResult(7, ts.Frontier.at(8), 1, 9)] if outcome == "committed" else []
+    reply = encode_reply(outcome, results, "a reason")
+    group = [_call(_pending(second, 1))]
+    waiting = SmallAppends(log._handle, group)
+    for damaged in (*flipped(reply), *truncated(reply), reply + b"\0"):
+        with pytest.raises(Indeterminate):
+            waiting.accept(damaged)
+    assert not group[0].is_done
+
+
+def test_appends_whose_replies_are_damaged_anywhere_are_committed_once(pair):
+    first, second = pair
+    log, damages, place = second["log"], {}, 0
+    asks(second, lambda real, request: damages.setdefault(place, reply := real(request)) and damaged(reply, place))
+
+    def damaged(reply, place):
+        return reply[:place] + bytes([reply[place] ^ 0x40]) + reply[place + 1 :]
+
+    while not damages or place < len(damages[place - 1]):
+        second._committer.relay._apart_until = 0.0
+        log.append(row(place))
+        place += 1
+    assert len(damages) == place > 20
+    assert counted(second, "looked for after a lost reply") == place
+    assert ids(first) == list(range(place))
 
 
 @pytest.mark.parametrize("committer", ["k0", "k" + "0" * 32])
 def test_a_committer_that_is_not_registered_gets_nothing_committed(pair, committer):
     first, _ = pair
     log = first["log"]
-    request = msgpack.encode((1, log.id, 0, committer, 1, "w", [row(1)]))
-    assert msgpack.decode(first._committer.relay._answer(request), type=AppendReply).outcome == "in doubt"
-    missing = msgpack.encode((1, "missing", 0, committer, 1, "w", [row(1)]))
-    assert msgpack.decode(first._committer.relay._answer(missing), type=AppendReply).outcome == "declined"
+    request = sealed(log.id, 0, committer, 1, "w", [row(1)])
+    assert decode_reply(first._committer.relay._answer(request)).outcome == "in doubt"
+    missing = sealed("missing", 0, committer, 1, "w", [row(1)])
+    assert decode_reply(first._committer.relay._answer(missing)).outcome == "declined"
     assert ids(first) == []
 
 
 @pytest.mark.parametrize(
-    "reply", [b"", b"\xc1", msgpack.encode(("done", [], "")), msgpack.encode(("committed", [], ""))]
+    "reply",
+    [
+        b"",
+        b"\xc1",
+        msgpack.encode(("committed", [], "")),
+        wrap_payload(EnvelopeKind.APPEND_REPLY, msgpack.encode(("done", [], ""))),
+        wrap_payload(EnvelopeKind.APPEND_REPLY, msgpack.encode(("committed", [], ""))),
+    ],
 )
 def test_a_reply_that_cannot_be_read_leaves_the_request_in_doubt_and_is_looked_for(pair, reply):
     first, second = pair

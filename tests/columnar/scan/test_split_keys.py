@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, event, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
 from run_cases import CONFIG, Place, given, naive, questions, worlds
@@ -18,9 +20,10 @@ from run_cases import CONFIG, Place, given, naive, questions, worlds
 from timespine.columnar.kernels.key_encoding import encode_scalar
 from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.predicate.where import as_predicate
+from timespine.columnar.scan import split_keys as module
 from timespine.columnar.scan.scan import merge_sources, scan, scan_sources
 from timespine.columnar.scan.scan_request import ScanRequest
-from timespine.columnar.scan.split_keys import split_keys
+from timespine.columnar.scan.split_keys import FEW_PARTS, SMALL_PARTS, split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import Order, Part, Run
@@ -31,29 +34,91 @@ KV = define({"k": "int64"}, {"v": "string"})
 
 
 def pieces(parts, runs, wanted, n):
-    cuts = split_keys(parts, runs, wanted, n)
+    return between(split_keys(parts, runs, wanted, n), wanted)
+
+
+def between(cuts, wanted):
     for lower, upper in pairwise([wanted.lower, *cuts, wanted.upper]):
         yield replace(wanted, lower=lower, upper=upper)
 
 
+PLANS = pytest.mark.parametrize("planned_by", ["footers", "bounds"])
+
+
+@PLANS
 @some
 @examples(st.data(), st.integers(1, 8))
-def test_the_pieces_of_a_read_have_each_row_once(data, n):
+def test_the_pieces_of_a_read_have_each_row_once(planned_by, data, n):
     place, runs, history, pools = data.draw(worlds())
     wanted, naively = data.draw(questions(place.newest, pools))
     parts = place.parts(audit=1.0)
-    cuts = split_keys(parts, runs, wanted, n)
+    with planning_by(planned_by):
+        cuts = split_keys(parts, runs, wanted, n)
     assert len(cuts) < n
     assert all(
         a < b for a, b in pairwise([each for each in (wanted.lower, *cuts, wanted.upper) if each is not None]) if cuts
     )
     counted = Counter()
-    for piece in pieces(parts, runs, wanted, n):
+    for piece in between(cuts, wanted):
         memory = data.draw(st.sampled_from([1, 1 << 20]))
         rows = given(merge_sources(parts, scan_sources(parts, runs, piece), piece, memory), piece)
         assert not rows.keys() & counted.keys()
         counted.update(rows)
     assert counted == naive(history, wanted, **naively)
+
+
+TEXT = define({"name": "string", "k": "int64"}, {"v": "string"})
+NAMES = st.sampled_from(["a", "ab", "a long name that bounds cut", "a long name that bounds cut off", "b"])
+
+
+@PLANS
+@some
+@examples(st.data(), st.integers(2, 8))
+def test_the_pieces_of_several_runs_of_small_parts_have_each_row_once(planned_by, data, n):
+    """Of both plans, with parts that begin at the same cut bound, and with parts of which only some are small."""
+    place = Place([TEXT], CONFIG)
+    runs = []
+    for time in range(data.draw(st.integers(1, 3))):
+        keys = data.draw(st.lists(st.tuples(NAMES, st.integers(-9, 9)), min_size=8, max_size=40, unique=True))
+        cuts = data.draw(st.lists(st.integers(1, len(keys)), max_size=12))
+        runs.append(place.run([((*key, f"v{time}"), (time,), 1) for key in keys], cuts=cuts))
+    wanted = ScanRequest(TEXT, TEXT.names)
+    parts = place.parts(audit=1.0)
+    with planning_by(planned_by):
+        cuts = split_keys(parts, runs, wanted, n)
+    event(f"{len(cuts)} cuts")
+    assert all(lower < upper for lower, upper in pairwise(cuts))
+    by_piece = [rows_of(scan(parts, runs, piece, 1 << 20), wanted) for piece in between(cuts, wanted)]
+    assert [row for rows in by_piece for row in rows] == rows_of(scan(parts, runs, wanted, 1 << 20), wanted)
+
+
+def rows_of(tables, wanted):
+    return [tuple(row[name] for name in (*wanted.columns, "_diff")) for table in tables for row in table.to_pylist()]
+
+
+def test_where_each_part_has_one_row_group_both_plans_are_the_same():
+    place = Place([KV], config=ROOMY)
+    updates = [((k, "x"), (0,), 1) for k in range(100)]
+    runs = [place.run(updates, cuts=range(0, 100, 10)), place.run(updates[::3], cuts=(10, 20))]
+    wanted = ScanRequest(KV, KV.names)
+    by_footers = split_keys(place.parts(), runs, wanted, 3)
+    for run in runs:
+        for part in run.parts:
+            place.blob.delete(part.key)
+    with planning_by("bounds"):
+        assert split_keys(place.parts(), runs, wanted, 3) == by_footers
+    assert len(by_footers) == 2
+
+
+@contextlib.contextmanager
+def planning_by(how):
+    """Read all footers, or none of a part that is smaller than a piece."""
+    is_costly = how == "bounds"
+    with (
+        patch.object(module, "FEW_PARTS", 0 if is_costly else FEW_PARTS),
+        patch.object(module, "SMALL_PARTS", 1 if is_costly else SMALL_PARTS),
+    ):
+        yield
 
 
 @pytest.mark.parametrize("n", range(1, 9))

@@ -49,6 +49,10 @@ class EnvelopeKind(enum.IntEnum):
     """The footer of a file of an arrangement."""
     CHECKPOINT = 7
     """The manifest of a checkpoint of an arrangement."""
+    APPEND_REQUEST = 8
+    """Small appends that a process sends to the one that commits them."""
+    APPEND_REPLY = 9
+    """What became of them."""
 
 
 KINDS = {kind.value: kind for kind in EnvelopeKind}

@@ -2,8 +2,8 @@
 
 The file of the role holds the path of the socket. The folder is new for every process that takes the role, with mode
 0700. Both sides compare the user id of the other one, as the kernel tells it, with their own. So a path that was made
-up leads to no process of another user. A frame is a length of 4 bytes, and as many bytes. An empty one says that a
-request was not carried out, and will not be.
+up leads to no process of another user. A frame is a length of 4 bytes, and as many bytes. One of them (`CLOSING`) says
+that a request was not carried out, and will not be. What is in the others is for their readers to check.
 
 A process has one connection to the one with the role, and one request at a time on it. The listening side has a thread
 for each connection. Sockets do not survive a fork: the child closes its copies.
@@ -40,8 +40,15 @@ NAME_BYTES = 16
 PREFIX = "timespine-"
 """How the names of folders of sockets begin."""
 
-HELLO = b"timespine channel 1"
+HELLO = b"timespine channel 2"
 """The first frame on a connection, from the listening side: only then the other one sends requests."""
+
+CLOSING = b"timespine channel closes"
+"""The reply to a request that was not carried out, and will not be.
+
+SUBTLE: not an empty frame. A reply whose length is damaged may look like one, and its request was carried out
+(test_socket_channel.py).
+"""
 
 
 class SocketChannel(FileRole):
@@ -115,7 +122,7 @@ class SocketChannel(FileRole):
                 _send(connection, HELLO)
                 while True:
                     request = _receive(connection)
-                    _send(connection, answer(request) if self._listener is not None else b"")
+                    _send(connection, answer(request) if self._listener is not None else CLOSING)
         finally:
             self._connections.pop(connection, None)
 
@@ -138,7 +145,7 @@ class SocketChannel(FileRole):
                 reply = _receive(connection)
             except (OSError, _Ended) as error:
                 raise Indeterminate(f"the process that was asked did not reply: {error}") from error
-            if not reply:
+            if reply == CLOSING:
                 raise Determinate("the process to ask is closing its store: nothing was done")
             failing.pop_all()
         self._connection = connection

@@ -56,7 +56,7 @@ def test_kind_of_an_entry_is_known_without_decoding_it() -> None:
     ]
 
 
-@pytest.mark.parametrize("data", [b"", b"TS", b"TS\x00", b"TS\x09", b"\xff" * 20])
+@pytest.mark.parametrize("data", [b"", b"TS", b"TS\x00", b"TS\x0a", b"\xff" * 20])
 def test_kind_of_what_is_no_entry_is_corruption(data: bytes) -> None:
     with pytest.raises(CorruptionError):
         envelope_kind(data)

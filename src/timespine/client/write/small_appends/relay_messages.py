@@ -2,8 +2,9 @@
 
 A request has the rows of some appends to one collection, as their callers gave them, and the group of the committer
 that they belong to. The reply has the result of each, or says that they were not committed, or that this is in doubt.
-Both are MessagePack. The other process is one of the same user, and its bytes are checked like any from outside: a
-request that cannot be decoded gets a refusal, and a reply that cannot be decoded leaves its request in doubt.
+Both are MessagePack in an envelope with a checksum (docs/format/entry.md). The other process is one of the same user,
+and its bytes are checked like any from outside: a request that cannot be decoded gets a refusal, and a reply that
+cannot be decoded leaves its request in doubt.
 """
 
 from __future__ import annotations
@@ -20,18 +21,16 @@ from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import to_updates, upper_after
 from timespine.client.write_results import CommitResult
 from timespine.columnar.kernels.consolidate import consolidate
+from timespine.core.encoding.envelope import EnvelopeKind, decode_payload, unwrap_payload, wrap_payload
 from timespine.core.group import Origin
-from timespine.errors import Indeterminate, TimespineError
+from timespine.errors import Indeterminate, TimespineError, UsageError
 from timespine.location.machine.channel import REQUEST_BYTES_MAX
 from timespine.model.frontier import Frontier
-
-"""A row as it was given. Values of other than plain types are refused when the appends are made of them."""
 
 
 class AppendRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The rows of some appends, and the group that they belong to."""
 
-    version: Literal[1]
     collection: str
     """The id of the collection."""
     schema: int
@@ -40,7 +39,8 @@ class AppendRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     number: int
     writer: str
     appends: list[list[Row]]
-    """The rows of each append."""
+    """The rows of each append, as they were given. Values of other than plain types are refused when the appends are
+    made of them."""
 
 
 class AppendReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ class AppendReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     reason: str = ""
 
 
-DECODE_REQUEST = msgspec.msgpack.Decoder(AppendRequest)
+_DECODE_REQUEST = msgspec.msgpack.Decoder(AppendRequest)
 _DECODE_REPLY = msgspec.msgpack.Decoder(AppendReply)
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -61,10 +61,26 @@ REASON_CHARS_MAX = 500
 """The most characters of a reason."""
 
 
+def encode_request(fields: AppendRequest) -> bytes:
+    """Encode a request. Rows may have values that MessagePack lacks: then an error of the encoder is raised."""
+    return wrap_payload(EnvelopeKind.APPEND_REQUEST, _ENCODER.encode(fields))
+
+
+def decode_request(request: bytes) -> AppendRequest:
+    """Decode a request; raise CorruptionError or VersionError if it is none."""
+    return decode_payload(_DECODE_REQUEST, unwrap_payload(EnvelopeKind.APPEND_REQUEST, request))
+
+
+def decode_reply(reply: bytes) -> AppendReply:
+    """Decode a reply; raise CorruptionError or VersionError if it is none."""
+    return decode_payload(_DECODE_REPLY, unwrap_payload(EnvelopeKind.APPEND_REPLY, reply))
+
+
 def encode_reply(outcome: str, results: Sequence[CommitResult] = (), reason: str = "") -> bytes:
     """Encode the reply to a request."""
     found = [(each.time, each.upper.time, each.rows, each.seqno) for each in results]
-    return _ENCODER.encode((outcome, found, reason[:REASON_CHARS_MAX]))
+    payload = _ENCODER.encode((outcome, found, reason[:REASON_CHARS_MAX]))
+    return wrap_payload(EnvelopeKind.APPEND_REPLY, payload)
 
 
 class SmallAppends:
@@ -80,19 +96,20 @@ class SmallAppends:
         rows = [each.item.rows for each in self._group]
         if len(rows) > GROUP_MAX or not all(type(each) is list for each in rows):
             return None
-        fields = (1, self._handle.id, self._schema, origin.committer, origin.number, origin.writer, rows)
+        fields = (self._handle.id, self._schema, origin.committer, origin.number, origin.writer)
         try:
-            encoded = _ENCODER.encode(fields)
-        except (msgspec.MsgspecError, OverflowError, TypeError, ValueError):  # an integer beyond 64 bits, a bad text
+            encoded = encode_request(AppendRequest(*fields, rows))
+        # An integer beyond 64 bits, a bad text, or too much of it.
+        except (msgspec.MsgspecError, OverflowError, TypeError, ValueError, UsageError):
             return None
         return encoded if len(encoded) <= REQUEST_BYTES_MAX else None
 
     def accept(self, reply: bytes) -> bool:
         """Give each append its result; return False if they were not committed. Raise Indeterminate if in doubt."""
         try:
-            found = _DECODE_REPLY.decode(reply)
+            found = decode_reply(reply)
             times = [CommitResult(time, Frontier.at(upper), rows, seqno) for time, upper, rows, seqno in found.results]
-        except (msgspec.MsgspecError, TimespineError) as error:
+        except TimespineError as error:
             raise Indeterminate(f"the reply of the appending process cannot be read: {error}") from error
         if found.outcome == "in doubt" or (found.outcome == "committed" and len(times) != len(self._group)):
             raise Indeterminate(f"the appending process is in doubt: {found.reason}")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from timespine.client.commit.group_commit import GroupCommitter
 from timespine.client.commit.relay import Relay
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.group_small_appends import RelayedAppends, pending_append
-from timespine.client.write.small_appends.relay_messages import DECODE_REQUEST, AppendRequest, encode_reply
+from timespine.client.write.small_appends.relay_messages import AppendRequest, decode_request, encode_reply
 from timespine.client.write.stage_rows import did_not_commit
 from timespine.core.group import Origin
-from timespine.errors import TimespineError, UsageError
+from timespine.errors import CorruptionError, TimespineError, UsageError, VersionError
 from timespine.ids import check_segment
 from timespine.location.consensus import Consensus
 from timespine.location.machine.channel import channel_of
@@ -31,9 +29,12 @@ class AppendAnswers:
     def __call__(self, request: bytes) -> bytes:
         """Commit the appends of a request together with those of this process; return the encoded reply."""
         try:
-            asked = DECODE_REQUEST.decode(request)
+            asked = decode_request(request)
+        except (CorruptionError, VersionError) as error:
+            return encode_reply("refused", reason=str(error))
+        try:
             append = self._queued_append(asked)
-        except (msgspec.MsgspecError, RecursionError, UsageError) as error:
+        except UsageError as error:
             return encode_reply("refused", reason=str(error))
         except TimespineError as error:  # storage is unavailable
             return encode_reply("declined", reason=str(error))
