@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from timespine.errors import UnsupportedView
+from timespine.views.open_ties import open_ties
 from timespine.views.plan.algebra import Aggregate, InputScan, Union, nodes_of
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import parse_query
@@ -250,6 +251,52 @@ def test_what_has_no_definite_answer_comes_with_what_to_write_instead(sql, place
         planned(sql)
     assert place in str(refused.value)
     assert instead in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sql", "add"),
+    [
+        ("SELECT k, row_number() OVER (ORDER BY g) AS n FROM a", "add a.k to ORDER BY of the window"),
+        ("SELECT g, lag(k) OVER w AS p FROM a WINDOW w AS (PARTITION BY s ORDER BY g)", "add a.k to"),
+        ("SELECT k, g, d FROM a QUALIFY row_number() OVER (PARTITION BY g ORDER BY k) = 1", "add a.d to"),
+        ("SELECT g, sum(k) OVER (ORDER BY g ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS w FROM a", "add a.k to"),
+        ("SELECT g, n, ntile(2) OVER (ORDER BY n) AS r FROM (SELECT g, count(*) AS n FROM a GROUP BY g)", "add g to"),
+        ("SELECT g, count(*) AS n, row_number() OVER (ORDER BY count(*)) AS r FROM a GROUP BY g", "add a.g to"),
+        ("SELECT k, y, ntile(2) OVER (ORDER BY k) AS r FROM a LATERAL VIEW explode(array(k)) t AS y", "add t.y to"),
+        ("SELECT k, md5(s) AS h FROM a ORDER BY g LIMIT 3", "add k, h to ORDER BY"),
+        ("SELECT g, skewness(k) AS w FROM a GROUP BY g ORDER BY 2 LIMIT 3", "add a.g to ORDER BY"),
+        ("SELECT a.k, b.k AS bk FROM a, b ORDER BY a.k LIMIT 3", "add bk to ORDER BY"),
+        ("SELECT * FROM (SELECT k, g FROM a ORDER BY k LIMIT 5 OFFSET 2) WHERE soundex(g) = 'x'", "add g to ORDER BY"),
+        ("SELECT max_by(k, d) AS m FROM a GROUP BY g", "max_by(a.k, struct(a.d, a.k))"),
+    ],
+)
+def test_an_order_that_leaves_ties_open_says_which_columns_to_add(sql, add):
+    (reason,) = open_ties(parse_query(sql), INPUTS)
+    assert reason.forbidden
+    assert add in str(reason).lower().replace("order by", "ORDER BY")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT g, row_number() OVER (ORDER BY g) AS n FROM a",
+        "SELECT k, g FROM a QUALIFY row_number() OVER (PARTITION BY g ORDER BY k DESC) = 1",
+        "SELECT g, s, rank() OVER (ORDER BY g) AS n, sum(k) OVER (ORDER BY g) AS m, sum(k) OVER () AS t FROM a",
+        "SELECT k, first_value(g) OVER (ORDER BY g) AS f FROM a",
+        "SELECT g, n, lag(n) OVER (ORDER BY g) AS p FROM (SELECT g, count(*) AS n FROM a GROUP BY g) t",
+        "SELECT g, count(*) AS n, row_number() OVER (ORDER BY count(*) DESC, g) AS r FROM a GROUP BY g",
+        "SELECT k, md5(s) AS h, 1 AS one FROM a ORDER BY k, md5(s) LIMIT 3",
+        "SELECT k, md5(s) AS h FROM a ORDER BY 2, 1 LIMIT 3 OFFSET 1",
+        "SELECT k, md5(s) AS h FROM a ORDER BY ALL LIMIT 3",
+        "SELECT g, skewness(k) AS w FROM a GROUP BY g ORDER BY w, g LIMIT 3",
+        "SELECT skewness(k) AS w FROM a ORDER BY 1 LIMIT 1",
+        "SELECT k FROM a UNION ALL SELECT k FROM b ORDER BY k LIMIT 3",
+        "SELECT g, max_by(k, struct(d, k)) AS m, min_by(g, d) AS n FROM a GROUP BY g",
+        "SELECT k, s FROM a ORDER BY k",
+    ],
+)
+def test_an_order_is_total_if_it_has_all_that_the_query_uses(sql):
+    assert open_ties(parse_query(sql), INPUTS) == []
 
 
 @pytest.mark.parametrize(

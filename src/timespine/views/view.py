@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from timespine.client.api_for_engines import (
     Collection,
@@ -48,6 +49,7 @@ from timespine.views.explain import explain_text
 from timespine.views.follow.follow_loop import FollowStatus
 from timespine.views.follow.follow_thread import Callback, follow_in_foreground
 from timespine.views.frame_views import attach_function, check_function
+from timespine.views.open_ties import open_ties
 from timespine.views.refresh.refresh_views import Refreshed, next_refresh, refresh_together
 from timespine.views.registry import find_definition, registry_of, remove_leftovers
 from timespine.views.spark_engine.session import find_session
@@ -309,6 +311,10 @@ def build_view(
                 "Spark (check=False skips this comparison)"
             )
         if differs:
+            assert compiled.query is not None
+            check_ties(
+                compiled.query, input_schemas(definition.inputs), (f"the plan is not Spark's answer: {differs}",)
+            )
             definition, compiled = on_spark_as_text(definition, compiled, (differs,))
             built = FirstBuild(definition, compiled, handles, time, spark, stack, function)
             schema = infer(built.schema(), tuple(key))
@@ -344,7 +350,7 @@ def define_view(
     query: Query, inputs: tuple[Input, ...], policy: str, spark: Any, times: str = "refresh"
 ) -> tuple[ViewDefinition, Compiled]:
     """Choose how the view is refreshed; raise UnsupportedView if the policy does not allow it."""
-    schemas = {each.name: arrow_schema(each, {c.name: stored_type(c.type) for c in each.columns}) for each in inputs}
+    schemas = input_schemas(inputs)
     token = fresh_id("t")
     typing = asked_types(spark)
     try:
@@ -353,6 +359,7 @@ def define_view(
         forbidden = [each for each in refused.reasons if getattr(each, "forbidden", False)]
         if policy.startswith("incremental") or times == "every" or forbidden:
             raise
+        check_ties(query, schemas, refused.reasons)
         reasons = tuple(map(str, refused.reasons)) or (refused.message,)
         return ViewDefinition(VERSION, query.text, inputs, policy, SPARK, "refresh", token, (), "", reasons), Compiled(
             query, None, []
@@ -365,6 +372,19 @@ def define_view(
         raise UnsupportedView(f"times='every' is computed in the process, and only Spark can: {portable}")
     made = ViewDefinition(VERSION, query.text, inputs, policy, mode, times, token, (), digest, (), types)
     return made, Compiled(query, plan, named)
+
+
+def input_schemas(inputs: tuple[Input, ...]) -> dict[str, pa.Schema]:
+    """Return the columns of inputs as the text names them, with their types when they were bound."""
+    return {each.name: arrow_schema(each, {c.name: stored_type(c.type) for c in each.columns}) for each in inputs}
+
+
+def check_ties(query: Query, schemas: dict[str, pa.Schema], others: tuple[Any, ...]) -> None:
+    """Refuse a text that Spark would compute whole, if its orders leave ties open."""
+    ties = open_ties(query, schemas)
+    if ties:
+        message = "Spark would compute this query whole, and it leaves open which of several rows come first"
+        raise UnsupportedView(message, (*ties, *(each for each in others if each not in ties)))
 
 
 def on_spark_as_text(
