@@ -130,6 +130,15 @@ with ts.open(sys.argv[1]) as store:
         store.view("odd", sql="SELECT soundex(s) AS x FROM a")
     except ts.UnsupportedView as error:
         print(error)
+    for asked in (
+        lambda: view.refresh(engine="spark"),
+        lambda: store.view("odd", frame=lambda tables: tables["a"], inputs=["a"]),
+    ):
+        store["a"].append([{"k": view.upper.time + 9, "g": 1, "s": "y"}])
+        try:
+            asked()
+        except ts.UsageError as error:
+            print(error)
 print("pyspark.sql" in sys.modules)
 """
 
@@ -138,7 +147,10 @@ def test_without_spark_installed_portable_views_work_and_others_are_refused_with
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_SPARK, str(tmp_path / "store")], capture_output=True, text=True, check=True
     )
-    first, *others, last = done.stdout.splitlines()
+    first, *others, refreshed, created, last = done.stdout.splitlines()
     assert first == "process [{'g': 1, 'n': 2}] True"
     assert "soundex" in "".join(others)
+    assert (
+        refreshed == created == ("Spark has to compute this view, and is not installed: pip install 'timespine[spark]'")
+    )
     assert last == "False"

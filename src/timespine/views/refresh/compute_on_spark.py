@@ -37,6 +37,7 @@ from timespine.views.spark_engine.evaluate import SparkEvaluator
 from timespine.views.spark_engine.frames import SparkRows, columns, consolidate_frame, negated, union_frames
 from timespine.views.spark_engine.replace_table_names import with_tables
 from timespine.views.spark_engine.scalar_text import spark_type
+from timespine.views.spark_engine.session import not_installed
 from timespine.views.spark_engine.source import SparkSource
 
 Inputs = Mapping[str, tuple[CollectionHandle, Mapping[str, str]]]
@@ -62,8 +63,11 @@ class LargeRows:
 
 @contextlib.contextmanager
 def spark_errors(what: str) -> Iterator[None]:
-    """Turn an error of Spark into one that says what was not done."""
-    from pyspark.errors import PySparkException
+    """Turn an error of Spark into one that says what was not done; raise a UsageError if it is not installed."""
+    try:
+        from pyspark.errors import PySparkException
+    except ImportError:
+        raise not_installed() from None
 
     try:
         yield

@@ -48,6 +48,11 @@ def find_session(given: Any) -> Any | None:
     return SparkSession.getActiveSession()
 
 
+def not_installed() -> UsageError:
+    """Make the error for a view that needs Spark, where it is not installed."""
+    return UsageError("Spark has to compute this view, and is not installed: pip install 'timespine[spark]'")
+
+
 def session_of(given: Any) -> Any:
     """Return the session of the caller; raise a UsageError if there is none."""
     found = find_session(given)
@@ -56,9 +61,7 @@ def session_of(given: Any) -> Any:
     try:
         import pyspark.sql  # noqa: F401
     except ImportError:
-        raise UsageError(
-            "Spark has to compute this view, and is not installed: pip install 'timespine[spark]'"
-        ) from None
+        raise not_installed() from None
     raise UsageError("Spark has to compute this view: give a session, spark=...")
 
 
