@@ -409,20 +409,6 @@ def test_wrong_calls_say_what_to_change_and_create_nothing(place, options, what)
     assert store.views() == []
 
 
-@pytest.mark.parametrize("policy", ["auto", "full"])
-def test_a_text_for_spark_whose_order_leaves_ties_open_is_refused_with_what_to_add(place, policy):
-    """A plan breaks ties by the other columns; Spark by the order in which it reads the rows."""
-    store = filled(place)
-    tied = "SELECT k, v FROM a ORDER BY v LIMIT 2"
-    assert store.view("plan", sql=tied, policy=policy).definition.mode != "spark"
-    with pytest.raises(ts.UnsupportedView, match="which of several rows come first") as refused:
-        store.view("bad", sql="SELECT k, v, row_number() OVER (ORDER BY v) AS n FROM a", policy=policy)
-    assert "add a.k to ORDER BY of the window" in str(refused.value)
-    assert "without PARTITION BY" in str(refused.value), "why there is no plan is said too"
-    with pytest.raises(ts.UnsupportedView, match="there is no session"):
-        store.view("good", sql="SELECT k, v, row_number() OVER (ORDER BY v, k) AS n FROM a", policy=policy)
-
-
 def test_inputs_on_different_time_lines_are_refused(place):
     store = filled(place)
     store.create("b", key={"k": "int64"})

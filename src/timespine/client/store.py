@@ -20,7 +20,7 @@ from timespine.client.catalog.catalog import (
     check_collection_name,
     check_role,
 )
-from timespine.client.catalog.create_in_transaction import Definition, PendingCreates, schema_of
+from timespine.client.catalog.create_in_transaction import Definition, PendingCreates, check_new_name, schema_of
 from timespine.client.catalog.drop_and_purge import DropService
 from timespine.client.catalog.keep_deleted_setting import KeepDeletedVerbs
 from timespine.client.catalog.retention import (
@@ -229,7 +229,7 @@ class Store(ViewVerbs, KeepDeletedVerbs):
     def rename(self, old: str, new: str) -> None:
         """Rename a collection. Open handles stay valid."""
         self._committer.check_writable()
-        check_collection_name(new)
+        check_new_name(new)
         self._handles.rename(self._catalog.rename(old, new), new)
 
     def drop(self, name: str, *, force: bool = False) -> bool:

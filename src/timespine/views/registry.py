@@ -46,7 +46,12 @@ _SCHEMA = define({"view": "string"}, {"definition": "binary"})
 
 def registry_of(store: Store) -> Collection:
     """Open the registry; create it in a store that has none."""
-    if NAME not in catalog_entries(store):
+    entry = catalog_entries(store).get(NAME)
+    if entry is not None and entry.role != "registry":
+        raise CollectionExists(
+            NAME, f"{NAME} is the name of the definitions of views: rename the collection that has it"
+        )
+    if entry is None:
         with contextlib.suppress(CollectionExists), begin_refresh(store) as transaction:
             transaction.create_as(NAME, Definition(_SCHEMA, "counter", None, None, role="registry"))
     return store.collection(NAME)
@@ -66,7 +71,7 @@ def definitions(store: Store) -> dict[str, ViewDefinition]:
 def definitions_in(store: Store, entries: Mapping[str, CatalogEntry]) -> dict[str, ViewDefinition]:
     """Read the definitions of all views of a catalog. They are decoded again only when the registry has changed."""
     entry = entries.get(NAME)
-    if entry is None:
+    if entry is None or entry.role != "registry":
         return {}
     handle = open_entry(store, NAME, entry)
     upper = handle.state().upper

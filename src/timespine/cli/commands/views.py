@@ -1,4 +1,4 @@
-"""Verbs about views: view create, refresh, follow, rebuild, explain, status, verify, list, drop."""
+"""Verbs about views: view create, refresh, follow, rebuild, explain, status, verify, drop."""
 
 from __future__ import annotations
 

@@ -35,10 +35,32 @@ from timespine.client.lazy_spark import is_spark_schema, load_spark_module
 from timespine.columnar.schema.schema import Schema, define, infer
 from timespine.columnar.schema.types import TypeLike, parse_schema
 from timespine.core.group import Answers, CommandTransaction
-from timespine.errors import CollectionExists, Determinate, Indeterminate, TimespineError, UsageError, short_repr
+from timespine.errors import (
+    CollectionExists,
+    Determinate,
+    Indeterminate,
+    OwnedCollection,
+    TimespineError,
+    UsageError,
+    short_repr,
+)
 
 if TYPE_CHECKING:
     from timespine.client.store import Store
+
+
+REGISTRY, STAGES = "timespine.views", "timespine.stage."
+"""The name of the registry of views, and how the names of their stages begin: hidden collections."""
+
+
+def check_new_name(name: object, role: str = "") -> str:
+    """Return the name that a collection is to get; raise an error if it is not valid, or kept for hidden ones."""
+    valid = check_collection_name(name)
+    if role in ("", "view") and (valid == REGISTRY or valid.startswith(STAGES)):
+        error = OwnedCollection(valid, "registry" if valid == REGISTRY else "stage")
+        error.args = (f"{valid} is a name of the hidden collections of views: use another one",)
+        raise error
+    return valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +107,7 @@ class Definition:
         if retain_ms not in (None, FOR_EVER) and (self.timeline != "clock" or self.schema.arity != 1):
             raise no_retention_error()
         within_ms = parse_duration_ms(self.forget_within) if self.forget_within is not None else None
-        id = fresh_collection_id(check_collection_name(name))
+        id = fresh_collection_id(check_new_name(name, self.role))
         return CatalogEntry(id, self.timeline, retain_ms, int(now * 1000), within_ms, self.role, self.owner)
 
 

@@ -1,0 +1,55 @@
+"""Views that are refused or broken: names that are taken, orders with open ties, inputs that were dropped by force."""
+
+import pytest
+from memory_store import MemoryStore
+from test_views import SUMS, filled, rows
+
+import timespine as ts
+from timespine.client.catalog import create_in_transaction
+
+
+@pytest.fixture
+def place():
+    with MemoryStore() as made:
+        yield made
+
+
+@pytest.mark.parametrize("policy", ["auto", "full"])
+def test_a_text_for_spark_whose_order_leaves_ties_open_is_refused_with_what_to_add(place, policy):
+    """A plan breaks ties by the other columns; Spark by the order in which it reads the rows."""
+    store = filled(place)
+    tied = "SELECT k, v FROM a ORDER BY v LIMIT 2"
+    assert store.view("plan", sql=tied, policy=policy).definition.mode != "spark"
+    with pytest.raises(ts.UnsupportedView, match="which of several rows come first") as refused:
+        store.view("bad", sql="SELECT k, v, row_number() OVER (ORDER BY v) AS n FROM a", policy=policy)
+    assert "add a.k to ORDER BY of the window" in str(refused.value)
+    assert "without PARTITION BY" in str(refused.value), "why there is no plan is said too"
+    with pytest.raises(ts.UnsupportedView, match="there is no session"):
+        store.view("good", sql="SELECT k, v, row_number() OVER (ORDER BY v, k) AS n FROM a", policy=policy)
+
+
+@pytest.mark.parametrize("name", ["timespine.views", "timespine.stage.x.0"])
+def test_names_of_hidden_collections_are_no_names_of_others(place, name):
+    store = filled(place)
+    for create in (
+        lambda: store.create(name, value={"x": "int64"}),
+        lambda: store.view(name, sql=SUMS),
+        lambda: store.rename("a", name),
+    ):
+        with pytest.raises(ts.OwnedCollection, match=f"{name} is a name of the hidden collections of views"):
+            create()
+    with pytest.raises(ts.OwnedCollection, match="hidden collections"), store.transaction() as tx:
+        tx.create(name, value={"x": "int64"})
+    assert rows(store.view("timespine", sql=SUMS)) != []
+
+
+def test_a_collection_that_took_the_name_of_the_registry_before_is_named(place, monkeypatch):
+    store = filled(place)
+    monkeypatch.setattr(create_in_transaction, "REGISTRY", "nothing")
+    store.create("timespine.views", value={"x": "int64"}, timeline="counter")
+    monkeypatch.undo()
+    assert (store.views(), store.refresh()) == ([], {})
+    with pytest.raises(ts.CollectionExists, match="rename the collection that has it"):
+        store.view("sums", sql=SUMS)
+    store.rename("timespine.views", "mine")
+    assert store.view("sums", sql=SUMS).verify().is_exact
