@@ -53,3 +53,37 @@ def test_a_collection_that_took_the_name_of_the_registry_before_is_named(place, 
         store.view("sums", sql=SUMS)
     store.rename("timespine.views", "mine")
     assert store.view("sums", sql=SUMS).verify().is_exact
+
+
+def test_a_view_whose_input_was_dropped_is_reported_and_does_not_hold_back_the_others(place):
+    store = filled(place)
+    store.create("b", key={"k": "int64"}, value={"g": "int64"}, timeline="counter")
+    store["b"].append([{"k": 1, "g": 1}])
+    sums, sound = store.view("sums", sql=SUMS), store.view("sound", sql="SELECT k FROM b")
+    store.view("both", sql="SELECT a.k FROM a JOIN b ON a.k = b.k")
+    store.view("above", sql="SELECT g FROM sums")
+    store.drop("a", force=True)
+    store["b"].append([{"k": 2, "g": 1}])
+    done = store.refresh()
+    assert (done["sound"].time, done["sound"].changes, done["sound"].error) == (1, 1, "")
+    assert {name: each.engine for name, each in done.items() if each.error} == {
+        "sums": "none",
+        "both": "none",
+        "above": "none",
+    }
+    assert (
+        "view both is refreshed no more, since a, which it reads, was dropped: drop the view too" in done["both"].error
+    )
+    assert done["above"].error == "view above is refreshed no more, since view sums is not"
+    assert (done["both"].time, store["both"].upper.time) == (0, 1)
+    for fails in (lambda: store.refresh(["both", "sound"]), store.view("both").rebuild, store.view("both").verify):
+        with pytest.raises(ts.UsageError, match="view both is refreshed no more"):
+            fails()
+    status = store.view("both").status()
+    assert (list(status.inputs), status.behind, "was dropped" in status.error) == (["b"], 1, True)
+    assert (sums.status().inputs, sums.status().behind, sound.status().error) == ({}, 0, "")
+    assert "was dropped" in store.view("both").explain()
+    store.view("both", sql="SELECT k FROM b", replace=True)
+    store.drop("above")
+    store.drop("sums")
+    assert [each.error for each in store.refresh().values()] == ["", ""]

@@ -251,7 +251,7 @@ def verify_view(
     store: Store, handle: CollectionHandle, definition: ViewDefinition, time: int, spark: Any
 ) -> tuple[int, int, int]:
     """Compute a view whole as of a time, and compare; return its rows, and how many are missing and too many."""
-    handles = input_handles(store, definition)
+    handles = input_handles(store, handle.name, definition)
     definition, compiled = compile_present(definition, handles)
     function = function_of(store, handle.name, handle.id, definition)
     stored = stored_rows(handle, time)

@@ -161,9 +161,9 @@ def used_columns(plan: PlanNode) -> dict[str, set[str]]:
     return used
 
 
-def input_handles(store: Store, definition: ViewDefinition) -> dict[str, CollectionHandle]:
+def input_handles(store: Store, view: str, definition: ViewDefinition) -> dict[str, CollectionHandle]:
     """Return the handles of the inputs by their names in the text; raise a UsageError if one was dropped."""
-    return open_inputs(store, definition, catalog_entries(store))
+    return open_inputs(store, view, definition, catalog_entries(store))
 
 
 def _named_columns(

@@ -154,6 +154,9 @@ def current_names(bound: Input, schema: Schema, used: set[str]) -> dict[str, str
     return names
 
 
-def dropped_input(name: str) -> UsageError:
-    """Make the error for an input that was dropped by force."""
-    return UsageError(f"{name}, which the view reads, was dropped: drop the view too")
+def dropped_input(view: str, name: str) -> UsageError:
+    """Make the error for a view with an input that was dropped by force."""
+    return UsageError(
+        f"view {view} is refreshed no more, since {name}, which it reads, was dropped: drop the view too, or write it "
+        "without, store.view(name, sql=..., replace=True)"
+    )

@@ -43,7 +43,7 @@ def rebuild_view(store: Store, name: str, spark: Any) -> Rebuilt:
     """Compute a view again, in its place or beside it."""
     for _ in range(ATTEMPTS):
         id, definition = find_definition(store, name)
-        handles = input_handles(store, definition)
+        handles = input_handles(store, name, definition)
         made, compiled = _rebound(definition, handles, spark)
         try:
             done = _in_place(store, name, id, definition, made, compiled, handles, spark)

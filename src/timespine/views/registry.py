@@ -115,14 +115,22 @@ def find_definition(store: Store, name: str) -> tuple[str, ViewDefinition]:
 
 
 def open_inputs(
-    store: Store, definition: ViewDefinition, entries: Mapping[str, CatalogEntry]
+    store: Store, view: str, definition: ViewDefinition, entries: Mapping[str, CatalogEntry]
 ) -> dict[str, CollectionHandle]:
     """Open the inputs of a view, by their names in the text; raise a UsageError if the catalog lacks one."""
-    there = {entry.id: (name, entry) for name, entry in entries.items()}
+    found = open_remaining_inputs(store, definition, entries)
     for each in definition.inputs:
-        if each.id not in there:
-            raise dropped_input(each.name)
-    return {each.name: open_entry(store, *there[each.id]) for each in definition.inputs}
+        if each.name not in found:
+            raise dropped_input(view, each.name)
+    return found
+
+
+def open_remaining_inputs(
+    store: Store, definition: ViewDefinition, entries: Mapping[str, CatalogEntry]
+) -> dict[str, CollectionHandle]:
+    """Open the inputs of a view that were not dropped, by their names in the text."""
+    there = {entry.id: (name, entry) for name, entry in entries.items()}
+    return {each.name: open_entry(store, *there[each.id]) for each in definition.inputs if each.id in there}
 
 
 def drop_view(store: Store, name: str, *, force: bool) -> None:

@@ -16,8 +16,8 @@ from timespine.client.api_for_engines import (
 )
 from timespine.core.state import State
 from timespine.errors import UsageError
-from timespine.views.compute_changes import input_handles
-from timespine.views.definition import ViewDefinition
+from timespine.views.definition import ViewDefinition, dropped_input
+from timespine.views.registry import open_remaining_inputs
 
 REFRESHES = 5
 """How many of the last refreshes are listed."""
@@ -74,13 +74,15 @@ class ViewStatus:
     lag_s: float | None
     """How far the wall clock is ahead, in seconds; None if times are those of a counter."""
     inputs: dict[str, InputStatus]
-    """What each input has that the view lacks."""
+    """What each input has that the view lacks; without those that were dropped."""
     stored: StoredSize
     """What the view stores."""
     stages: dict[str, StoredSize]
     """What its stages store."""
     refreshes: list[RefreshPoint]
     """The last refreshes, oldest first."""
+    error: str = ""
+    """Why it is refreshed no more: an input of it was dropped. Empty otherwise."""
 
     @property
     def bytes(self) -> int:
@@ -93,9 +95,12 @@ def status_of(store: Store, view: Collection, definition: ViewDefinition) -> Vie
     handle = handle_of(view)
     state = handle.state()
     time = time_of_view(view.name, state)
-    inputs = {name: _input_status(each, time) for name, each in input_handles(store, definition).items()}
+    entries = catalog_entries(store)
+    there = open_remaining_inputs(store, definition, entries)
+    inputs = {name: _input_status(each, time) for name, each in there.items()}
+    gone = [each.name for each in definition.inputs if each.name not in there]
     newest = [each.time for each in inputs.values() if each.time is not None]
-    names = {entry.id: name for name, entry in catalog_entries(store).items()}
+    names = {entry.id: name for name, entry in entries.items()}
     points = [
         RefreshPoint(each.upper.time - 1, each.committed_ms, each.rows)
         for each in state.history
@@ -113,6 +118,7 @@ def status_of(store: Store, view: Collection, definition: ViewDefinition) -> Vie
         _size_of(view),
         {names[id]: _size_of(store.collection(names[id])) for id in definition.stages if id in names},
         points[-REFRESHES:],
+        dropped_input(view.name, gone[0]).message if gone else "",
     )
 
 

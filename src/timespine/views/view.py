@@ -18,6 +18,7 @@ from timespine.client.api_for_engines import (
     Snapshot,
     Store,
     TimeLike,
+    catalog_entries,
     fresh_id,
     handle_of,
 )
@@ -29,7 +30,6 @@ from timespine.views.build import FirstBuild, create_filled, verify_view
 from timespine.views.compute_changes import (
     Compiled,
     compile_definition,
-    input_handles,
 )
 from timespine.views.definition import (
     INCREMENTAL,
@@ -51,7 +51,7 @@ from timespine.views.follow.follow_thread import Callback, follow_in_foreground
 from timespine.views.frame_views import attach_function, check_function
 from timespine.views.open_ties import open_ties
 from timespine.views.refresh.refresh_views import Refreshed, next_refresh, refresh_together
-from timespine.views.registry import find_definition, registry_of, remove_leftovers
+from timespine.views.registry import find_definition, open_remaining_inputs, registry_of, remove_leftovers
 from timespine.views.spark_engine.session import find_session
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import Query, parse_query
@@ -134,7 +134,8 @@ class View(Collection):
 
     def explain(self) -> str:
         """Say how changes of each input reach the view, why not, where they do not, and what a refresh would do now."""
-        keys = _input_keys(self.definition, input_handles(self._store, self.definition))
+        there = open_remaining_inputs(self._store, self.definition, catalog_entries(self._store))
+        keys = _input_keys(self.definition, there)
         own = self.schema
         compiled = compile_definition(self.definition)
         text = explain_text(self.name, self.definition, compiled, keys, own.key_names if own.key else ())
@@ -188,6 +189,8 @@ def _input_keys(definition: ViewDefinition, handles: dict[str, CollectionHandle]
     """Return the keys of the inputs, by the names that the text has for their columns."""
     found = {}
     for each in definition.inputs:
+        if each.name not in handles:
+            continue  # it was dropped
         _, schema = handles[each.name].schema(handles[each.name].state())
         written = {column.id: column.name for column in each.columns}
         fields = [field for field in schema.fields if schema.key and field.name in schema.key_names]

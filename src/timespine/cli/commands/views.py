@@ -106,6 +106,8 @@ def refresh_verb(
 
 
 def _how(each: Any) -> str:
+    if each.error:
+        return f"not refreshed: {each.error}"
     return "nothing to do" if each.engine == "none" else f"{each.how} by {each.engine}"
 
 

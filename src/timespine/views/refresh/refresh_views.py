@@ -80,12 +80,17 @@ class Refreshed:
     """How long it took to compute."""
     why: str = ""
     """Why this engine, and why whole."""
+    error: str = ""
+    """Why a refresh of all views left this one where it is: an input of it was dropped. Empty for the others."""
 
 
 def refresh_together(
     store: Store, names: Sequence[str] | None, through: TimeLike | None, spark: Any, engine: str | None = None
 ) -> dict[str, Refreshed]:
-    """Refresh some views, or all, to one time for each time line, each by one commit; return what was done by name."""
+    """Refresh some views, or all, to one time for each time line, each by one commit; return what was done by name.
+
+    A refresh of all leaves out the views that cannot be refreshed, and says so; to ask for one of them is an error.
+    """
     check_engine(engine)
     if isinstance(names, str):
         raise UsageError("name the views in a list")
@@ -93,7 +98,13 @@ def refresh_together(
     wanted = list(names) if names is not None else look.views()
     done: dict[str, Refreshed] = {}
     lines: dict[str, list[str]] = {}
+    broken = look.broken() if names is None else {}
+    for name, error in broken.items():
+        time = time_of_view(name, look.state(look.open(look.view(name).id)))
+        done[name] = Refreshed(time, "none", "none", 0, 0, 0, 0.0, error=error)
     for name in wanted:
+        if name in broken:
+            continue
         lines.setdefault(look.view(name).timeline, []).append(name)
     for members in lines.values():
         done |= _refresh_line(store, look, members, through, spark, engine)
@@ -189,7 +200,7 @@ def _works(store: Store, look: RefreshLook, names: list[str]) -> list[Work] | No
             return None
         handle, stages = look.open(id), [look.open(each) for each in definition.stages]
         before = time_of_view(name, handle.known())
-        inputs, compiled = look.inputs(definition), compile_definition(definition)
+        inputs, compiled = look.inputs(name, definition), compile_definition(definition)
         function = function_of(store, name, id, definition)
         works.append(Work(name, id, definition, compiled, handle, stages, inputs, before, function))
     return works
@@ -241,7 +252,7 @@ def _common_time(look: RefreshLook, works: list[Work], through: TimeLike | None)
         for name, handle in work.inputs.items():
             upper = look.state(handle).upper
             if upper.is_closed and look.is_dropped(handle.id):
-                raise dropped_input(name)
+                raise dropped_input(work.name, name)
             if handle.id not in own and not upper.is_closed:
                 newest[handle.name] = upper.time - 1
     if through is not None:
