@@ -94,7 +94,8 @@ def _ratio(each: dict[str, Any]) -> str:
     theirs = [figures[peer]["wall"] for peer in ("spark-snapshots", "spark-parquet") if peer in figures]
     if ours is None or not theirs:
         return ""
-    return f"{min(theirs) / ours['wall']:.1f} x"
+    said = "" if len(theirs) == 2 else " (of one)"
+    return f"{min(theirs) / ours['wall']:.1f} x{said}"
 
 
 def _loses(each: dict[str, Any]) -> bool:
