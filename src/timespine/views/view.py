@@ -49,6 +49,7 @@ from timespine.views.explain import explain_text
 from timespine.views.follow.follow_loop import FollowStatus
 from timespine.views.follow.follow_thread import Callback, follow_in_foreground
 from timespine.views.frame_views import attach_function, check_function
+from timespine.views.open_ties import open_ties
 from timespine.views.refresh.refresh_views import Refreshed, next_refresh, refresh_together
 from timespine.views.registry import find_definition, open_remaining_inputs, registry_of, remove_leftovers
 from timespine.views.spark_engine.session import find_session
