@@ -7,7 +7,6 @@ from timespine.errors import UnsupportedView
 from timespine.views.open_ties import open_ties
 from timespine.views.plan.algebra import Aggregate, InputScan, Union, nodes_of
 from timespine.views.sql.from_sql import plan_of
-from timespine.views.sql.open_ties import open_ties
 from timespine.views.sql.parse import parse_query
 
 INPUTS = {

@@ -54,7 +54,6 @@ from timespine.views.refresh.refresh_views import Refreshed, next_refresh, refre
 from timespine.views.registry import find_definition, open_remaining_inputs, registry_of, remove_leftovers
 from timespine.views.spark_engine.session import find_session
 from timespine.views.sql.from_sql import plan_of
-from timespine.views.sql.open_ties import open_ties
 from timespine.views.sql.parse import Query, parse_query
 from timespine.views.sql.spark_types import asked_types
 from timespine.views.status import ViewStatus, status_of, time_of_view
