@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from every_type import VALUES, canonical, row
 from py4j.protocol import Py4JJavaError
@@ -14,6 +16,7 @@ from pyspark.errors import PySparkException
 
 import timespine as ts
 from timespine.client.api_for_engines import untouched_parts_of
+from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.scan import split_keys
 from timespine.columnar.scan.part_access import Parts
 from timespine.errors import TimespineError, UsageError
@@ -81,6 +84,53 @@ def test_a_damaged_file_is_an_error_or_the_same_rows_and_never_others(store, spa
                 assert sorted(found.column("id").to_pylist()) == list(range(3000))
                 assert set(found.column("name").to_pylist()) == {f"name {id}" for id in range(3000)}
     assert len(damaged) >= 3  # the middle may be a Bloom filter, which nobody asks here
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """Make a collection of one file that Spark reads directly: give its DataFrame, its path and its part."""
+    with contextlib.ExitStack() as stack:
+
+        def make(spark, rows, **config):
+            config = ts.Config(inline_part_bytes=1, **config)
+            store = stack.enter_context(ts.open(tmp_path / "one", maintenance=False, config=config))
+            items = store.create("items", key={"id": "int64"}, value={"kind": "string"}, timeline="counter")
+            items.append(
+                pa.table({"id": range(rows), "kind": [f"kind{'abcdefghij'[id % 10] * 3}" for id in range(rows)]})
+            )
+            (part,) = untouched_parts_of(items.snapshot())
+            path = tmp_path / "one" / "blobs" / part.key
+            path.chmod(0o600)
+            frame = items.snapshot().to_spark(spark)
+            assert "FileScan" in frame._jdf.queryExecution().executedPlan().toString()
+            return frame, path, part
+
+        yield make
+
+
+def test_a_damaged_page_index_leaves_out_no_rows_of_a_filtered_query(file_of, spark):
+    """The least id of each page becomes a huge one in the index: a reader that believes it skips the page."""
+    frame, path, part = file_of(spark, 5000, row_group_rows=1000)
+    whole, end = path.read_bytes(), part.size - PartMeta.decode(part.meta).tail
+    group = pq.ParquetFile(path).metadata.row_group(4)
+    start = max(group.column(place).data_page_offset for place in range(group.num_columns))
+    damaged = whole[start:end]
+    for least in range(1000, 5000, 1000):
+        damaged = damaged.replace(least.to_bytes(8, "little"), (least + (1 << 40)).to_bytes(8, "little"))
+    assert damaged != whole[start:end]
+    path.write_bytes(whole[:start] + damaged + whole[end:])
+    assert frame.where("id >= 10 and id < 4990").count() == 4980
+
+
+def test_a_damaged_dictionary_leaves_out_no_rows_of_a_filtered_query(file_of, spark):
+    frame, path, _ = file_of(spark, 3000)
+    whole, kinds = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0).column(1)
+    for place in range(kinds.dictionary_page_offset, kinds.data_page_offset, 2):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            assert frame.where("kind = 'kindccc'").count() == 300
+        except (PySparkException, Py4JJavaError):
+            continue
 
 
 @pytest.fixture
