@@ -272,8 +272,9 @@ def test_a_store_sets_the_memory_of_its_arrangements(tmp_path, monkeypatch):
         orders = store.create("orders", key=KEY, value=VALUE, timeline="counter")
         orders.append([{"id": n, "customer": "a", "total": 0.0} for n in range(3)])
         with orders.arrange(folder=str(tmp_path / "index")) as index, orders.arrange() as in_memory:
+            until(lambda: index.metrics()["bytes in memory"] == 0)  # the thread that follows may look first
             figures = index.metrics()
-            assert (figures["memory limit bytes"], figures["bytes in memory"]) == (1, 0)
+            assert figures["memory limit bytes"] == 1
             assert figures["bytes on disk"] > 0
             assert in_memory.metrics()["bytes on disk"] == 0  # it has no folder
             assert ids(index.get({"id": 2})) == ids(in_memory.get({"id": 2})) == [2]

@@ -158,7 +158,7 @@ def parse_tail(tail: bytes, what: str) -> tuple[pq.FileMetaData, pa.Schema, Foot
 
 
 def _footer(metadata: pq.FileMetaData, what: str) -> Footer:
-    """Our part of the footer."""
+    """Return our part of the footer."""
     text = (metadata.metadata or {}).get(FOOTER_KEY.encode(), b"")
     try:
         version = _VERSION.decode(text).version

@@ -147,7 +147,7 @@ class PartReader:
         return self._group_rows[group]
 
     def group_bytes(self, group: int) -> int:
-        """About how much memory its rows take."""
+        """Return about how much memory its rows take."""
         return self.footer.decoded[group]
 
     @cached_property
@@ -338,7 +338,7 @@ class PartReader:
     def _rows(
         self, spans: list[tuple[int, pa.Buffer]], chosen: list[int], leaves: list[int], target: pa.Schema
     ) -> pa.Table:
-        """Row groups decoded and checked."""
+        """Decode and check row groups."""
         table = self._decode(spans, chosen, leaves)
         rows = sum(self._group_rows[group] for group in chosen)
         return self._check_rows(table, rows, sum(self.group_bytes(group) for group in chosen), target)
@@ -453,7 +453,7 @@ class _Spans:
         return data
 
     def read_buffer(self, size: int = -1) -> pa.Buffer:
-        """Arrow asks for this one if it is there: no bytes are copied."""
+        """Return bytes without a copy: Arrow asks for this one if it is there."""
         span = bisect_right(self._starts, self._place) - 1
         inside = self._place - self._starts[span]
         if span < 0 or size < 0 or inside + size > self._buffers[span].size:

@@ -141,7 +141,7 @@ class StatsToKeep(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def stats_to_keep(patterns: tuple[str, ...]) -> StatsToKeep:
-    """Names, `beginning*` and `*end`, as the configuration has them."""
+    """Parse names, `beginning*` and `*end`, as the configuration has them."""
     return StatsToKeep(
         equals=tuple(text for text in patterns if "*" not in text),
         prefixes=tuple(text[:-1] for text in patterns if text.endswith("*")),

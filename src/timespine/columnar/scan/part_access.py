@@ -202,7 +202,7 @@ class Parts:
                 yield part
 
     def weigh(self, part: Part, id: int, schema: Schema) -> tuple[int, int]:
-        """About how many bytes all rows of a part take in memory, and those that are read at once at least."""
+        """Return about how many bytes all rows of a part take in memory, and those that are read at once at least."""
         if part.inline is not None:
             size = max(part.rows * ROW_BYTES, len(part.inline))
             return size, size
@@ -375,7 +375,7 @@ class Parts:
     def _read(
         self, reader: PartReader, groups: tuple[int, ...], columns: tuple[str, ...], hint: CacheHint
     ) -> list[pa.Table]:
-        """Row groups, each column from the cache or decoded.
+        """Return row groups, each column from the cache or decoded.
 
         SUBTLE: kept one by one. Where a block of row groups begins depends on who reads what, and so does which columns
         are read. If blocks or sets of columns were kept, the same values would be decoded and kept again by every
@@ -454,7 +454,7 @@ def _together(wanted: Mapping[int, Sequence[str]]) -> Iterable[tuple[tuple[str, 
 
 
 def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
-    """Row groups that are fetched together."""
+    """Yield the row groups that are fetched together."""
     largest = max((reader.group_bytes(group) for group in groups), default=1)
     size = BLOCK_GROUPS
     while size > 1 and size * largest > chunk_bytes:
