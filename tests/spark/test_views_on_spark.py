@@ -440,6 +440,24 @@ def test_sums_of_doubles_on_spark_are_exact(spark, tmp_path):
         assert {row["g"]: row["s"] for row in view.snapshot().to_pylist()}[1] == 5.3
 
 
+def test_exact_sums_of_doubles_are_the_same_on_both_engines(spark, tmp_path):
+    sql = "SELECT g, sum(x) AS s, avg(x) AS m FROM a GROUP BY g"
+    values = [0.1, 1e300, -1e300, 5e-324, -0.0, float("nan"), float("inf"), float("-inf"), None]
+    rng = random.Random(29)
+    with ts.open(tmp_path / "store") as store:
+        rows = store.create("a", key={"k": "int64"}, value={"g": "int64", "x": "double"}, timeline="counter")
+        rows.append([{"k": k, "g": k % 3, "x": rng.choice(values)} for k in range(12)])
+        one, two = store.view("one", sql=sql, spark=spark, check=False), store.view("two", sql=sql)
+        for engine in ("spark", "process", "spark"):
+            rows.upsert([{"k": rng.randrange(14), "g": rng.randrange(4), "x": rng.choice(values)} for _ in range(3)])
+            rows.delete([{"k": rng.randrange(14)}])
+            assert one.refresh(engine=engine, spark=spark).how == "changes"
+            time = two.refresh(engine="process").time
+            assert repr(stage_rows(store, one, time)) != "Counter()"
+            assert sorted(map(repr, stage_rows(store, one, time))) == sorted(map(repr, stage_rows(store, two, time)))
+            assert sorted(map(repr, one.snapshot().to_pylist())) == sorted(map(repr, two.snapshot().to_pylist()))
+
+
 def test_the_stream_source_and_dataframes_of_a_view_are_those_of_its_changes(spark, tmp_path):
     with new_store(tmp_path / "store") as store:
         view = store.view("sums", sql="SELECT g, sum(v) AS s FROM a GROUP BY g", key=["g"])

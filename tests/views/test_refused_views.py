@@ -6,6 +6,7 @@ from test_views import SUMS, filled, rows
 
 import timespine as ts
 from timespine.client.catalog import create_in_transaction
+from timespine.views import compute_changes, definition
 
 
 @pytest.fixture
@@ -87,3 +88,21 @@ def test_a_view_whose_input_was_dropped_is_reported_and_does_not_hold_back_the_o
     store.drop("above")
     store.drop("sums")
     assert [each.error for each in store.refresh().values()] == ["", ""]
+
+
+def test_a_view_with_stages_of_another_version_is_named_and_does_not_hold_back_the_others(place, monkeypatch):
+    store = filled(place)
+    monkeypatch.setattr(definition, "STAGES_VERSION", 1)
+    store.view("sums", sql=SUMS)
+    store.view("above", sql="SELECT g FROM sums")
+    monkeypatch.undo()
+    sound = store.view("sound", sql="SELECT v, count(*) AS n FROM a GROUP BY v")
+    compute_changes.compile_definition.cache_clear()
+    store["a"].append([{"k": 9, "g": 1, "v": 1}])
+    done = store.refresh()
+    assert done["sums"].error.startswith("view sums: the stages of this view were made by another version")
+    assert (done["sound"].error, done["sound"].changes, sound.verify().is_exact) == ("", 2, True)
+    assert "since view sums is not" in done["above"].error or done["above"].error.startswith("view above: the stages")
+    store.view("sums").rebuild()
+    store.view("above").rebuild()
+    assert [each.error for each in store.refresh().values()] == ["", "", ""]

@@ -2,26 +2,26 @@
 
     count(*)        n                                   count(x)        the number of x that are not null
     sum(x)          their sum and number                avg(x)          their sum and number
+      of doubles    the exact sum, and it rounded
     min(x), max(x)  the least, the greatest             others          their value
 
 Sums and numbers of changes are added to those of the group. A least or greatest is compared, unless a change retracts a
 value that is not beyond it: then the group is computed again from its rows. The others are computed again for every
 group that changed. A group goes when its n is 0.
 
-Sums of doubles are exact: x = m * 2^e with a whole m of 53 bits, and m is summed in whole numbers for each e. What is
-shown is the sum, rounded once, in whatever order the rows came; so the same rows always show the same sum.
+Sums of doubles are exact (`engine.exact_sums`). What is shown is the sum, rounded once, in whatever order the rows
+came; so the same rows always show the same sum.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from timespine.views.engine.exact_sums import exact_sums, folded_sums
 from timespine.views.engine.lowering import (
     WEIGHT,
     Declined,
@@ -38,6 +38,9 @@ COUNT = "n"
 """The accumulator of every group: the number of its rows."""
 
 ADD, LEAST, GREATEST, AGAIN = "add", "least", "greatest", "again"
+
+EXACT, ROUNDED = "exact", "rounded"
+"""The exact sum of doubles, which follows changes as a sum does, and the double that is shown of it."""
 
 SPREADS = ("var_samp", "var_pop", "stddev_samp", "stddev_pop")
 PAIRED = ("covar_samp", "covar_pop", "corr")
@@ -60,7 +63,7 @@ class Accumulator:
     name: str
     type: pa.DataType
     kind: str
-    """How it follows changes: add, least, greatest, or again."""
+    """How it follows changes: add, exact, rounded, least, greatest, or again."""
     call: AggregateCall
     argument: str
     """The column of the evaluated argument; empty for count(*)."""
@@ -81,7 +84,9 @@ def accumulators_of(node: Aggregate) -> list[Accumulator]:
             continue
         is_float = pa.types.is_floating(call.argument.type)
         if call.function in ("sum", "avg"):
-            keep("sum", AGAIN if is_float else ADD, pa.float64() if is_float else _sum_type(call))
+            if is_float:
+                keep("exact", EXACT, pa.binary())
+            keep("sum", ROUNDED if is_float else ADD, pa.float64() if is_float else _sum_type(call))
             keep("number", ADD, pa.int64())
         elif call.function == "count":
             keep("number", ADD, pa.int64())
@@ -129,8 +134,9 @@ class Grouping:
             made.append(pl.col(WEIGHT).sum().cast(pl.Int64).alias(COUNT))
             groups = frame.group_by(self.keys).agg(made) if self.keys else frame.select(made)
             for each in self.accumulators:
-                if _is_exact_sum(each):
-                    groups = _join_groups(groups, exact_sums(frame, self.keys, each.argument, each.name), self.keys)
+                if each.kind == EXACT:
+                    sums = exact_sums(frame, self.keys, each.argument, each.name, shown_sum(each))
+                    groups = _join_groups(groups, sums, self.keys)
         except pl.exceptions.PolarsError as error:
             raise Declined(str(error).splitlines()[0]) from error
         return groups.select(self.names)
@@ -160,6 +166,7 @@ class Grouping:
         # Groups that are new have nothing to add to: null.
         both = _join_groups(changes, old, self.keys, "_old")
         both = _join_groups(both, retracted, self.keys, "_gone")
+        both = both.with_columns(one for each in self.accumulators if each.kind == EXACT for one in _folded(both, each))
         made, again = [], pl.lit(False)
         for each in self.accumulators:
             now, before, gone = pl.col(each.name), pl.col(f"{each.name}_old"), pl.col(f"{each.name}_gone")
@@ -170,6 +177,9 @@ class Grouping:
                 made.append(
                     _checked_sum(now.fill_null(0), before.fill_null(0), both.schema[each.name]).alias(each.name)
                 )
+                continue
+            if each.kind in (EXACT, ROUNDED):
+                made.append(pl.col(f"_{each.name}").alias(each.name))
                 continue
             if each.kind == AGAIN:
                 again = pl.lit(True)
@@ -269,7 +279,19 @@ def _join_groups(one: pl.DataFrame, other: pl.DataFrame, keys: list[str], suffix
 
 
 def _is_exact_sum(each: Accumulator) -> bool:
-    return each.kind == AGAIN and each.part == "sum"
+    return each.kind in (EXACT, ROUNDED)
+
+
+def shown_sum(each: Accumulator) -> str:
+    """Return the column that has an exact sum rounded."""
+    return each.name.replace("exact", "sum")
+
+
+def _folded(both: pl.DataFrame, each: Accumulator) -> list[pl.Series]:
+    """Add the exact sums of changes to those of their groups."""
+    number = each.name.replace("exact", "number")
+    numbers = both[number].fill_null(0) + both[f"{number}_old"].fill_null(0)
+    return folded_sums(both[each.name], both[f"{each.name}_old"], numbers, f"_{each.name}", f"_{shown_sum(each)}")
 
 
 def _accumulated(each: Accumulator) -> pl.Expr:
@@ -336,52 +358,3 @@ def _shown(call: AggregateCall, place: int) -> pl.Expr:
         digits = unscaled(total, call.argument.type.scale) * 10**shift
         return scaled(half_up(digits, safe.cast(pl.Int128)), call.type.scale)
     return total.cast(pl.Float64) / safe.cast(pl.Float64)
-
-
-def exact_parts(frame: pl.DataFrame, keys: list[str], argument: str) -> pl.DataFrame:
-    """Sum the whole parts of doubles by group and exponent, and tell which groups have NaN and infinities."""
-    rows = frame.select([*keys, pl.col(argument).cast(pl.Float64).alias("_x"), WEIGHT]).filter(
-        pl.col("_x").is_not_null()
-    )
-    values = rows["_x"].to_numpy()
-    finite = np.isfinite(values)
-    mantissa, exponent = np.frexp(np.where(finite, values, 0.0))
-    whole = np.ldexp(mantissa, 53).astype(np.int64)
-    rows = rows.with_columns(
-        pl.Series("_m", whole, pl.Int64),
-        pl.Series("_e", exponent - 53, pl.Int32),
-        pl.Series("_finite", finite, pl.Boolean),
-    )
-    return rows.group_by([*keys, "_e"]).agg(
-        (pl.col("_m").cast(pl.Int128) * pl.col(WEIGHT).cast(pl.Int128)).sum().alias("_sum"),
-        (pl.col("_x").is_nan()).any().alias("_nan"),
-        (pl.col("_x") == float("inf")).any().alias("_up"),
-        (pl.col("_x") == float("-inf")).any().alias("_down"),
-    )
-
-
-def exact_sums(frame: pl.DataFrame, keys: list[str], argument: str, name: str) -> pl.DataFrame:
-    """Sum doubles by group, exactly: the result is the sum, rounded once."""
-    parts = exact_parts(frame, keys, argument)
-    grouped = parts.group_by(keys) if keys else parts.with_columns(pl.lit(0).alias("_all")).group_by("_all")
-    sums = grouped.agg("_e", "_sum", "_nan", "_up", "_down")
-    columns = [sums[each].to_list() for each in ("_e", "_sum", "_nan", "_up", "_down")]
-    totals: list[float | None] = [rounded_sum(*each) for each in zip(*columns, strict=True)]
-    if keys:
-        return sums.select(keys).with_columns(pl.Series(name, totals, pl.Float64))
-    return pl.DataFrame({name: totals or [None]}, schema={name: pl.Float64})
-
-
-def rounded_sum(exponents: list[int], parts: list[int], nan: list[bool], up: list[bool], down: list[bool]) -> float:
-    """Return the sum of part * 2^exponent, rounded once; there is one part for each exponent."""
-    if any(nan) or (any(up) and any(down)):
-        return float("nan")
-    if any(up) or any(down):
-        return float("inf") if any(up) else float("-inf")
-    lowest = min(exponents)
-    total = sum(part << (exponent - lowest) for part, exponent in zip(parts, exponents, strict=True))
-    exact: Any = Fraction(total) * Fraction(2) ** lowest
-    try:
-        return float(exact)
-    except OverflowError:
-        return float("inf") if total > 0 else float("-inf")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from timespine.client.api_for_engines import CatalogEntry, CollectionHandle, Store, catalog_entries, open_entry
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import State
+from timespine.errors import UsageError
+from timespine.views.compute_changes import compile_definition
 from timespine.views.definition import ViewDefinition, dropped_input
 from timespine.views.registry import definitions_in, open_inputs, view_among
 
@@ -52,10 +54,19 @@ class RefreshLook:
         return open_inputs(self._store, view, definition, self.entries)
 
     def broken(self) -> dict[str, str]:
-        """Say why some views cannot be refreshed: an input of theirs was dropped, or reads one that was."""
+        """Say why some views cannot be refreshed: an input was dropped, or stages are those of another version.
+
+        Views that read one of these cannot be either.
+        """
         found: dict[str, str] = {}
         ids: set[str] = set()
         waiting = {name: self.definitions.get(self.entries[name].id) for name in self.views()}
+        for name, definition in waiting.items():
+            try:
+                if definition is not None:
+                    compile_definition(definition)
+            except UsageError as error:
+                found[name] = f"view {name}: {error.message}"
         is_complete = False
         while not is_complete:
             is_complete = True

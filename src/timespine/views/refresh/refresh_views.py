@@ -81,7 +81,7 @@ class Refreshed:
     why: str = ""
     """Why this engine, and why whole."""
     error: str = ""
-    """Why a refresh of all views left this one where it is: an input of it was dropped. Empty for the others."""
+    """Why a refresh of all views left this one where it is, as an input of it was dropped. Empty for the others."""
 
 
 def refresh_together(

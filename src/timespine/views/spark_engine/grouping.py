@@ -2,7 +2,7 @@
 
 Stages have the same columns, whichever engine wrote them. Sums of whole numbers are worked out in decimals and cast
 back, so that only a total beyond its type is an error. Sums of doubles are exact: tasks add the parts of each exponent
-(`engine.accumulators.exact_parts`), Spark adds those up, and one function rounds the total of a group once.
+(`engine.exact_sums`), Spark adds those up, and one function rounds the total of a group once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from timespine.views.engine.accumulators import (
     ADD,
     AGAIN,
     COUNT,
+    EXACT,
     GREATEST,
     LEAST,
     PAIRED,
+    ROUNDED,
     Accumulator,
     Grouping,
-    exact_parts,
-    rounded_sum,
+    shown_sum,
 )
+from timespine.views.engine.exact_sums import ExactSum, exact_parts
 from timespine.views.engine.lowering import WEIGHT
 from timespine.views.plan.algebra import Aggregate
 from timespine.views.spark_engine.frames import columns, project, single_rows
@@ -74,11 +76,13 @@ class SparkGrouping:
         made = []
         exact, repeated = [], []
         for each in self.accumulators:
-            if each.kind == AGAIN and follow:
+            if each.kind in _AGAIN and follow:
                 made.append((each.name, f"CAST(NULL AS {spark_type(each.type)})"))
-            elif each.kind == AGAIN and each.part == "sum":
+            elif each.kind == EXACT:
                 exact.append(each)
-            elif each.kind == AGAIN and each.part != "number":
+            elif each.kind == ROUNDED:
+                continue  # it comes with the exact sum
+            elif each.kind == AGAIN:
                 repeated.append(each)
             else:
                 made.append((each.name, _accumulated(each)))
@@ -129,7 +133,7 @@ class SparkGrouping:
             now, before, gone = (quoted(each.name + suffix) for suffix in ("", "_old", "_gone"))
             if each.kind == ADD:
                 made.append(f"{_sum_text(now, before, each.type)} AS {quoted(each.name)}")
-            elif each.kind == AGAIN:
+            elif each.kind in _AGAIN:
                 again.append("TRUE")
                 made.append(f"CAST(NULL AS {spark_type(each.type)}) AS {quoted(each.name)}")
             else:
@@ -140,6 +144,9 @@ class SparkGrouping:
         folded = both.selectExpr(*map(quoted, self.keys), *made, number, f"{' OR '.join(again)} AS `_again`")
         return folded.where(f"{quoted(COUNT)} <> 0") if self.keys else folded
 
+
+_AGAIN = (AGAIN, EXACT, ROUNDED)
+"""What Spark computes again from the rows of each touched group: its SQL has no whole numbers of 2,000 bits."""
 
 _W = quoted(WEIGHT)
 
@@ -215,7 +222,7 @@ def _shown(call: Any, place: int) -> str:
 
 
 def exact_sum_frame(frame: Any, keys: list[str], each: Accumulator) -> Any:
-    """Sum doubles by group, exactly: the result is the sum, rounded once."""
+    """Sum doubles by group: exactly, and rounded once."""
     plain = [f"k{place}" for place in range(len(keys))]
     given = frame.selectExpr(
         *(f"{quoted(name)} AS {new}" for name, new in zip(keys, plain, strict=True)),
@@ -226,19 +233,25 @@ def exact_sum_frame(frame: Any, keys: list[str], each: Accumulator) -> Any:
     ddl = ", ".join([*(f"{name} {types[name]}" for name in plain), _PARTS])
     parts = given.mapInArrow(_parts_task(plain), ddl)
     summed = parts.groupBy(*plain, "e").agg(
-        _expr("sum(m)").alias("m"), *(_expr(f"max({flag})").alias(flag) for flag in ("nan", "up", "down"))
+        _expr("sum(m)").alias("m"), *(_expr(f"sum({flag})").alias(flag) for flag in ("nan", "up", "down"))
     )
     gathered = summed.groupBy(*plain).agg(
         _expr("collect_list(struct(e, CAST(m AS STRING) AS m, nan, up, down))").alias("parts")
     )
-    rounded = gathered.mapInArrow(_round_task(plain), ", ".join([*(f"{n} {types[n]}" for n in plain), "total double"]))
+    made = ", ".join([*(f"{name} {types[name]}" for name in plain), "exact binary", "total double"])
+    rounded = gathered.mapInArrow(_round_task(plain), made)
+    sums = [f"exact AS {quoted(each.name)}", f"total AS {quoted(shown_sum(each))}"]
     named = (f"{new} AS {quoted(name)}" for name, new in zip(keys, plain, strict=True))
     if not keys:  # one row, also of no rows
-        return rounded.groupBy().agg(_expr("max(total)").alias(each.name))
-    return rounded.selectExpr(*named, f"total AS {quoted(each.name)}")
+        return (
+            rounded.groupBy()
+            .agg(_expr("max(exact)").alias("exact"), _expr("max(total)").alias("total"))
+            .selectExpr(*sums)
+        )
+    return rounded.selectExpr(*named, *sums)
 
 
-_PARTS = "e int, m decimal(38,0), nan boolean, up boolean, down boolean"
+_PARTS = "e int, m decimal(38,0), nan bigint, up bigint, down bigint"
 
 
 def _parts_task(plain: list[str]) -> Any:
@@ -259,7 +272,7 @@ def _parts_task(plain: list[str]) -> Any:
             wanted = [
                 *(batch.schema.field(name) for name in plain),
                 *(pa.field("e", pa.int32()), pa.field("m", pa.decimal128(38, 0))),
-                *(pa.field(name, pa.bool_()) for name in ("nan", "up", "down")),
+                *(pa.field(name, pa.int64()) for name in ("nan", "up", "down")),
             ]
             yield from made.cast(pa.schema(wanted)).to_batches()
 
@@ -267,16 +280,20 @@ def _parts_task(plain: list[str]) -> Any:
 
 
 def _round_task(plain: list[str]) -> Any:
-    """Make the function for `mapInArrow` that rounds the exact total of each group."""
+    """Make the function for `mapInArrow` that makes the exact total of each group, and rounds it."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             totals = []
+            encoded = []
             for parts in batch.column("parts").to_pylist():
                 lists = [[part[name] for part in parts] for name in ("e", "m", "nan", "up", "down")]
                 lists[1] = [int(each) for each in lists[1]]
-                totals.append(rounded_sum(*lists))
-            arrays = [*(batch.column(name) for name in plain), pa.array(totals, pa.float64())]
-            yield pa.RecordBatch.from_arrays(arrays, names=[*plain, "total"])
+                total = ExactSum.of_parts(*lists)
+                encoded.append(total.encode())
+                totals.append(total.rounded())
+            arrays = [pa.array(encoded, pa.binary()), pa.array(totals, pa.float64())]
+            keys = (batch.column(name) for name in plain)
+            yield pa.RecordBatch.from_arrays([*keys, *arrays], names=[*plain, "exact", "total"])
 
     return run

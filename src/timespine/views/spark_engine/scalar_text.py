@@ -49,6 +49,8 @@ def constant_text(literal: Literal) -> str:
         return "NULL" if pa.types.is_null(kind) else f"CAST(NULL AS {spark_type(kind)})"
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
     if isinstance(value, datetime.datetime):
         return f"CAST('{value.isoformat(sep=' ')}' AS {spark_type(kind)})"
     if isinstance(value, datetime.date):
