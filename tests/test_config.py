@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import pytest
 
 import timespine as ts
-from timespine.config import DEFAULT, REMOTE, Config, at_remote_place
+from timespine.config import DEFAULT, READ_THREADS_MAX, REMOTE, Config, at_remote_place
 from timespine.errors import UsageError
+from timespine.pool import outcome
 from timespine.testing.latency import SlowPlace
 
 NAMES = [each.name for each in fields(Config) if each.type == "int" and not each.name.startswith("arrangement_")]
@@ -89,6 +92,31 @@ def test_a_turn_takes_a_minute_at_most() -> None:
         Config(turn_ms=60_001)
 
 
+@pytest.mark.parametrize(
+    ("cores", "config", "threads"),
+    [
+        (1, DEFAULT, 4),
+        (6, DEFAULT, 6),
+        (64, DEFAULT, 32),
+        (64, Config(read_threads=3), 3),
+        (1, Config(read_threads=32), 32),
+        (6, REMOTE, 8),
+        (64, Config(read_threads=1, outstanding_parts=64), 64),
+    ],
+)
+def test_a_store_reads_in_as_many_threads_as_there_are_cores(
+    cores: int, config: Config, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    with ts.open(tmp_path, config=config, maintenance=False) as store:
+        release = threading.Event()
+        tasks = [store._pool.submit(release.wait, 600) for _ in range(100)]
+        named = [each.name for each in threading.enumerate() if each.name.startswith("timespine-read")]
+        release.set()
+        assert all(outcome(task) for task in tasks)
+    assert len(named) == threads
+
+
 def test_config_does_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         DEFAULT.claim_ms = 1  # type: ignore[misc]
@@ -114,9 +142,10 @@ def test_anything_else_is_not_a_tuple_of_names(value: Any) -> None:
         ("arrangement_batches", [26, 65_536]),
         ("arrangement_retraction_multiplier", [0, 1_000]),
         ("arrangement_memory_bytes", [None, 1, 1 << 40]),
+        ("read_threads", [None, 1, READ_THREADS_MAX]),
     ],
 )
-def test_limits_of_arrangements_may_be_set_within_their_bounds(name: str, values: list[Any]) -> None:
+def test_limits_of_arrangements_and_threads_may_be_set_within_their_bounds(name: str, values: list[Any]) -> None:
     for value in values:
         assert getattr(Config(**{name: value}), name) == value
 
@@ -132,9 +161,10 @@ def test_limits_of_arrangements_may_be_set_within_their_bounds(name: str, values
         ("arrangement_batches", [25, 0, -1, 65_537, 128.0, None]),
         ("arrangement_retraction_multiplier", [-1, 1_001, 0.5, False, None]),
         ("arrangement_memory_bytes", [0, -1, (1 << 40) + 1, 0.5, True, "1"]),
+        ("read_threads", [0, -1, READ_THREADS_MAX + 1, 4.0, True, "1"]),
     ],
 )
-def test_limits_of_arrangements_out_of_bounds_are_a_usage_error_that_names_the_field(
+def test_limits_of_arrangements_and_threads_out_of_bounds_are_a_usage_error_that_names_the_field(
     name: str, values: list[Any]
 ) -> None:
     for value in values:

@@ -10,6 +10,8 @@ from timespine.errors import UsageError, short_repr
 OUTSTANDING_MAX = 64
 """Parts of one batch that are encoded or uploaded at once, at most: each takes a thread."""
 
+READ_THREADS_MAX = 32
+"""Threads of a store that decode, at most: more wait for memory, and each holds what it decodes."""
 
 COMPRESSIONS = ("lz4", "zstd")
 """How pages of parts may be compressed. Every reader of Parquet of the last years knows both."""
@@ -142,9 +144,14 @@ class Config:
 
     outstanding_parts: int = 2
     """Parts of one batch that are encoded or uploaded at once, at most 64: a writer that adds rows waits for the
-    oldest. A store has this number of threads for the work, and at least four. Memory is up to three times `part_bytes`
-    for each (its rows, their sorted copy, their encoding), and once for the rows that are gathered: see
+    oldest. A store has this number of threads for the work, and at least `read_threads`. Memory is up to three times
+    `part_bytes` for each (its rows, their sorted copy, their encoding), and once for the rows that are gathered: see
     `columnar.write.run_writer`."""
+
+    read_threads: int | None = None
+    """Threads of a store that decode and read ahead, 1 to 32. By default as many as the cores that the process may use,
+    4 to 32. A whole read that merges is divided among as many, at most 8, and so is its memory. One that does not merge
+    decodes 8 row groups in each, which it returns anyway."""
 
     sort_bytes: int = 256 << 20
     """Bytes of rows of one append that are sorted together, and become one run. Beyond it the writer sorts each part by
@@ -153,6 +160,10 @@ class Config:
 
     merge_bytes: int = 256 << 20
     """Memory of one merge for the rows in it, at most about."""
+
+    any_order_rows: int = 1 << 16
+    """Rows of a run from which on a whole read may return them in any order: those that few changes do not touch then
+    pass unsorted. Fewer rows come in order, since a person may read them, and to sort them takes no longer."""
 
     cache_bytes: int = 256 << 20
     """Decoded row groups that a process keeps, so that a second read costs no I/O."""
@@ -211,7 +222,9 @@ class Config:
                 if value not in COMPRESSIONS:
                     raise UsageError(f"config compression must be one of {COMPRESSIONS}, not {short_repr(value)}")
                 continue
-            if each.name.startswith("arrangement_") and (each.name != "arrangement_memory_bytes" or value is None):
+            if value is None and each.name in ("arrangement_memory_bytes", "read_threads"):
+                continue
+            if each.name.startswith("arrangement_") and each.name != "arrangement_memory_bytes":
                 continue
             if type(value) is not int or not 1 <= value <= 1 << 40:
                 raise UsageError(f"config {each.name} must be an integer from 1 to 2^40, not {short_repr(value)}")
@@ -219,6 +232,8 @@ class Config:
             raise UsageError(f"config turn_ms is at most {TURN_MS_MAX}, not {self.turn_ms}")
         if self.outstanding_parts > OUTSTANDING_MAX:
             raise UsageError(f"config outstanding_parts is at most {OUTSTANDING_MAX}, not {self.outstanding_parts}")
+        if (self.read_threads or 0) > READ_THREADS_MAX:
+            raise UsageError(f"config read_threads is at most {READ_THREADS_MAX}, not {self.read_threads}")
         check_level_rules(
             self.arrangement_level_rows,
             self.arrangement_merge_min,

@@ -33,6 +33,11 @@ LAST_S = 60.0
 """How long the end of the process waits for running tasks."""
 
 
+def usable_cores() -> int:
+    """Return how many cores of the machine this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class PoolTask(Future[R]):
     """A call that a thread of the pool makes, and its outcome."""
 

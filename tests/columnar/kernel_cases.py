@@ -195,7 +195,6 @@ def small(how="words"):
                 (sort_equal_words, "_DENSE", 0),
                 (take_rows, "THREADED_ROWS", 4),
                 (kway_merge, "_ALONE_ROWS", 2),
-                (consolidate_shared_keys, "LARGE_ROWS", 0),
                 (consolidate_shared_keys, "FEW", 0),
             ):
                 stack.enter_context(mock.patch.object(module, name, value))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 from mutations import (
     bug,
+    in_stores,
     on_real_storage,
     patched,
     patched_everywhere,
@@ -17,7 +18,7 @@ from timespine.columnar.ingest import update_table
 from timespine.columnar.merge import merge_plan as stretches_module
 from timespine.columnar.merge import run_merge, split_past
 from timespine.columnar.scan import prune as prune_module
-from timespine.columnar.scan import visibility
+from timespine.columnar.scan import settled_run_with_changes, visibility
 from timespine.core.batch import Order, Part, Run
 
 
@@ -173,6 +174,28 @@ def the_parts_of_a_round_are_deleted_before_they_are_read() -> Iterator[None]:
         return written
 
     with patched(run_merge.RunMerge, "_round", round):
+        yield
+
+
+# Net changes that a process keeps.
+
+
+@in_stores
+@bug
+def net_changes_are_read_again_though_there_are_newer_changes() -> Iterator[None]:
+    real = settled_run_with_changes._name
+
+    def name(parts, found, request):
+        return real(parts, found._replace(others=[]), request)
+
+    with patched(settled_run_with_changes, "_name", name):
+        yield
+
+
+@in_stores
+@bug
+def net_changes_are_read_again_as_of_another_time() -> Iterator[None]:
+    with patched(settled_run_with_changes, "_ends_by", lambda part, until: True):
         yield
 
 

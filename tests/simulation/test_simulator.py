@@ -29,6 +29,18 @@ def test_holds_that_move_while_they_are_granted_are_no_violation(seed):
     assert run_core_history(seed, 60).violations == []
 
 
+def test_histories_of_real_rows_read_settled_runs_with_changes_and_copy_row_groups():
+    counts: Counter[str] = Counter()
+    wanted = ("settled runs read", "settled runs with changes read", "rows copied")
+    for seed in range(60):
+        result = run_core_history(seed, 25, real=True)
+        assert result.violations == []
+        counts.update(result.counts)
+        if all(counts[path] for path in wanted):
+            break
+    assert all(counts[path] for path in wanted), counts
+
+
 def test_every_kind_of_fault_and_operation_happens():
     counts: Counter[str] = Counter()
     kinds: set[str] = set()

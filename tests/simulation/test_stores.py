@@ -1,5 +1,6 @@
 """Simulated histories of real stores: replayed by one seed, disturbed in every way, and without violations."""
 
+import os
 import re
 from collections import Counter
 from functools import partial
@@ -10,10 +11,15 @@ import pytest
 from kinds import kinds_that_never_happen
 
 import timespine
+from timespine.columnar.kernels import consolidate_shared_keys
+from timespine.columnar.scan import parallel_scan, settled_run_with_changes
+from timespine.columnar.write.run_writer import RunWriter
 from timespine.errors import UsageError
 from timespine.location.machine.role import MAINTAINER
 from timespine.testing import simulate
-from timespine.testing.simulator.checker import FAULT_KINDS
+from timespine.testing.copies.copy_history import run_copy_history
+from timespine.testing.refreshers.view_history import run_view_history
+from timespine.testing.simulator.checker import FAULT_KINDS, run_core_history
 from timespine.testing.simulator.simulator import Faults
 from timespine.testing.stores.arranging_users import run_arrangement_history
 from timespine.testing.stores.history_run import run_store_history
@@ -24,6 +30,27 @@ def test_a_seed_decides_the_whole_history():
     first, again = (run_store_history(7, 40, tracing=True) for _ in range(2))
     assert first.trace == again.trace
     assert first.digest == again.digest
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        partial(run_store_history, 6, 40),
+        partial(run_store_history, 10, 40),
+        partial(run_arrangement_history, 24, 40),
+        partial(run_view_history, 3, 20),
+        partial(run_copy_history, 3, 20),
+        partial(run_core_history, 3, 25, real=True),
+    ],
+    ids=["stores", "hollow runs of stores", "arrangements", "views", "copies", "real rows"],
+)
+def test_a_history_is_the_same_on_every_machine(run, monkeypatch):
+    digests = set()
+    for cores in (1, 2, 64):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        digests.add(run().digest)
+    assert len(digests) == 1
 
 
 def test_histories_without_faults_have_no_violations():
@@ -50,6 +77,31 @@ def test_every_kind_of_fault_and_of_call_happens():
     calls = writes | reads | upkeep | names
     run = partial(run_store_history, operations=40, tracing=True)
     assert kinds_that_never_happen(run, range(120), faults, calls) == set()
+
+
+def test_histories_take_the_fast_paths_of_whole_reads_and_merges(monkeypatch):
+    """Settled runs with and without changes, net changes that the process has kept, and row groups that are copied."""
+    taken = Counter()
+
+    def watch(module, name):
+        real = getattr(module, name)
+
+        def watched(*arguments):
+            taken[name] += 1
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch(parallel_scan, "scan_settled")
+    watch(parallel_scan, "scan_changed")
+    watch(settled_run_with_changes, "_scan_known")
+    watch(consolidate_shared_keys, "_may_equal_another")
+    watch(RunWriter, "add_groups")
+    for seed in range(120):
+        assert run_store_history(seed, 40).violations == []
+        if len(taken) == 5:
+            break
+    assert len(taken) == 5, taken
 
 
 def test_two_maintainers_at_once_do_no_harm(monkeypatch):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from timespine.columnar.scan import parallel_scan, settled_run_with_changes
 from timespine.columnar.schema.schema import Schema
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.effects import DeleteBlobs, FreshId, GetBlob, MergeRuns, PutBlob
@@ -185,6 +186,23 @@ def test_a_scan_that_disagrees_with_the_parts_is_corruption(monkeypatch):
     monkeypatch.setattr(parquet, "scan", lambda *arguments: iter(()))
     with pytest.raises(BrokenPromise, match=r"the scan of state 4 finds \{\}"):
         format.counted(plan_of((run,)), [fetched], state)
+
+
+@pytest.mark.parametrize("broken", ["_scan_known", "scan_settled"])
+def test_a_whole_read_of_a_settled_run_that_disagrees_with_the_parts_is_corruption(monkeypatch, broken):
+    format = ParquetFormat()
+    state = state_of(format)
+    base, bytes_of_base = written(format, state, [(f"op{k}.0", (1,), 1) for k in range(9)], "c1/w1/p1")
+    changes, bytes_of_changes = written(format, state, [("op3.0", (2,), -1)], "c1/w1/p2")
+    runs, fetched = ((base, changes), [bytes_of_base, bytes_of_changes])
+    module = settled_run_with_changes if broken == "_scan_known" else parallel_scan
+    if broken == "scan_settled":
+        runs, fetched = runs[:1], fetched[:1]
+    assert len(format.counted(plan_of(runs), fetched, state)) == 10 - len(runs)
+    monkeypatch.setattr(module, broken, lambda *arguments: iter(()))
+    format.cache.clear()
+    with pytest.raises(BrokenPromise, match=r"read of a settled run finds \{\}"):
+        format.counted(plan_of(runs), fetched, state)
 
 
 def test_a_sorted_run_that_is_not_sorted_is_corruption():

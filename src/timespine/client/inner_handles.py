@@ -19,7 +19,7 @@ from timespine.client.read.leases import Leases
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.schema.schema import Schema, decode_schema, schemas_by_id
-from timespine.config import Config
+from timespine.config import READ_THREADS_MAX, Config
 from timespine.core.state import State, Status
 from timespine.errors import ClosedError, CorruptionError
 from timespine.location.blob import Blob
@@ -27,12 +27,20 @@ from timespine.location.opening.place import LOOK_S
 from timespine.locks import Bell, Lock
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
+from timespine.pool import usable_cores
 
-READ_THREADS = 4
-"""Least number of threads that read ahead and encode: both run outside of the interpreter's lock."""
+READ_THREADS_MIN = 4
+"""Threads that read ahead and encode on a machine of fewer cores: they wait for storage too."""
 
 CHANGE_S = 3600.0
 """Seconds that a thread waits for changes of other threads: one of them may run on Spark."""
+
+
+def read_threads(config: Config) -> int:
+    """Return how many threads of a store decode, read ahead and encode: what they call leaves the interpreter's
+    lock."""
+    by_default = min(max(usable_cores(), READ_THREADS_MIN), READ_THREADS_MAX)
+    return max(config.read_threads or by_default, config.outstanding_parts)
 
 
 class Closable(Protocol):

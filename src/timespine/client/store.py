@@ -38,7 +38,7 @@ from timespine.client.commit.effect_driver import Driver, fresh_id
 from timespine.client.commit.group_commit import STORE_CLOSED, GroupCommitter
 from timespine.client.create_from_files import load_collection
 from timespine.client.diagnostics.metrics import store_metrics
-from timespine.client.inner_handles import READ_THREADS, CollectionHandle, StoreContext
+from timespine.client.inner_handles import CollectionHandle, StoreContext, read_threads
 from timespine.client.lazy_views import ViewVerbs
 from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.maintenance import Maintenance
@@ -97,7 +97,7 @@ class Store(ViewVerbs, KeepDeletedVerbs):
         self.location = location
         """The location of the store: the absolute path of its folder, or its URL."""
         self._closed = False
-        self._pool = Pool(max(READ_THREADS, config.outstanding_parts), "timespine-read", STORE_CLOSED)
+        self._pool = Pool(read_threads(config), "timespine-read", STORE_CLOSED)
         self._cache = PartCache(config.cache_bytes)
         self._engine = self._make_engine(blob, config, monotonic, sleep)
         clock = check_clock(clock)

@@ -24,7 +24,7 @@ def decoded(monkeypatch):
 
     monkeypatch.setattr(PartReader, "_decode", counting)
     monkeypatch.setattr(parallel_scan, "SHARE_ROWS", 4096)
-    monkeypatch.setattr(parallel_scan, "_cores", lambda: 2)
+    monkeypatch.setattr(parallel_scan, "usable_cores", lambda: 2)
     return counts
 
 

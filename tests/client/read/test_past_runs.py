@@ -10,9 +10,9 @@ from timespine.client.diagnostics.doctor import FindingKind, examine
 from timespine.columnar.merge import run_merge
 from timespine.columnar.merge.split_past import SplitUpdates
 from timespine.columnar.predicate.where import col
-from timespine.columnar.scan import parallel_scan, settled_run_with_changes
+from timespine.columnar.scan import parallel_scan
 
-SPLITS = replace(BLOBS, row_group_rows=16, part_bytes=2000)
+SPLITS = replace(BLOBS, row_group_rows=16, part_bytes=2000, any_order_rows=1)
 COUNT = 300
 
 
@@ -141,8 +141,7 @@ def test_the_doctor_believes_a_past_that_adds_up(store, collection):
     assert examine(store).is_sound
 
 
-def test_a_frame_has_the_rows_of_a_table(collection, monkeypatch):
-    monkeypatch.setattr(settled_run_with_changes, "LARGE_ROWS", 1)
+def test_a_frame_has_the_rows_of_a_table(collection):
     for _ in range(2):
         frame = collection.snapshot().to_polars()
         assert dict(frame.iter_rows()) == found(collection.snapshot())

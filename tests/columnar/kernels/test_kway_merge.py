@@ -13,6 +13,7 @@ from timespine.columnar.kernels import consolidate_shared_keys
 from timespine.columnar.kernels import kway_merge as module
 from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.kernels.kway_merge import kway_merge
+from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 
 
@@ -60,7 +61,8 @@ def test_without_an_order_the_rows_are_the_same_and_each_table_is_ascending(data
     with small(how):
         cut_up = [chunks(run, data.draw(SIZES)) for run in runs]
         apart = data.draw(st.integers(1, len(cut)))
-        outputs = list(kway_merge(cut_up, order, cut, chunk_bytes=chunk_bytes, apart=apart))
+        rows = data.draw(st.sampled_from([0, DEFAULT.any_order_rows]))
+        outputs = list(kway_merge(cut_up, order, cut, chunk_bytes=chunk_bytes, apart=apart, any_order_rows=rows))
     assert all(counted(output, order) == counted(consolidate(output, order), order) for output in outputs)
     check([consolidate(pa.concat_tables(outputs), order)] if outputs else [], table, order)
     assert sum(output.num_rows for output in outputs) == consolidate(table, order).num_rows
@@ -68,7 +70,6 @@ def test_without_an_order_the_rows_are_the_same_and_each_table_is_ascending(data
 
 def test_rows_that_nothing_touches_are_neither_sorted_nor_compared(monkeypatch):
     seen = []
-    monkeypatch.setattr(consolidate_shared_keys, "LARGE_ROWS", 1000)
     original = consolidate_shared_keys.consolidate_inputs
 
     def spied(inputs, *rest):
@@ -79,7 +80,8 @@ def test_rows_that_nothing_touches_are_neither_sorted_nor_compared(monkeypatch):
     base = numbers(range(1000), v=["old"] * 1000)
     update = numbers([7, 7, 500, 500, 2000], v=["new", "old", "new", "old", "new"])
     update = update.set_column(2, "_diff", pa.array([1, -1, 1, -1, 1]))
-    alone, few = kway_merge([iter([base]), iter([update])], ["k", "v"], chunk_bytes=1 << 20, apart=1)
+    inputs = [iter([base]), iter([update])]
+    alone, few = kway_merge(inputs, ["k", "v"], chunk_bytes=1 << 20, apart=1, any_order_rows=1000)
     assert sorted(seen) == [7] * 3 + [500] * 3 + [2000]
     assert alone.num_rows == 998
     assert few.to_pydict() == {"k": [7, 500, 2000], "v": ["new"] * 3, "_diff": [1, 1, 1]}
@@ -91,12 +93,12 @@ def test_a_few_rows_come_in_order_too():
     assert only.column("k").to_pylist() == [*range(1000), 2000]
 
 
-def test_a_run_by_itself_passes_as_it_is_if_no_key_is_there_twice(monkeypatch):
-    monkeypatch.setattr(consolidate_shared_keys, "LARGE_ROWS", 1000)
+def test_a_run_by_itself_passes_as_it_is_if_no_key_is_there_twice():
     base = numbers(range(1000))
-    (only,) = kway_merge([iter([base])], ["k"], chunk_bytes=1 << 20, apart=1)
+    (only,) = kway_merge([iter([base])], ["k"], chunk_bytes=1 << 20, apart=1, any_order_rows=1000)
     assert only.column("k").chunk(0).buffers()[1].address == base.column("k").chunk(0).buffers()[1].address
-    assert list(kway_merge([iter([numbers(range(1000), diff=0)])], ["k"], chunk_bytes=1 << 20, apart=1)) == []
+    gone = iter([numbers(range(1000), diff=0)])
+    assert list(kway_merge([gone], ["k"], chunk_bytes=1 << 20, apart=1, any_order_rows=1000)) == []
 
 
 EXTREME = st.sampled_from([-MAX - 1, -MAX, -(1 << 62), -1, 1, 1 << 62, MAX])

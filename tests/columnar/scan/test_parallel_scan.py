@@ -30,7 +30,7 @@ def small_shares(monkeypatch):
     monkeypatch.setattr(parallel_scan, "SHARE_ROWS", 1)
     monkeypatch.setattr(parallel_scan, "SELECTED", 1)
     monkeypatch.setattr(parallel_scan, "FEW", 1)
-    monkeypatch.setattr(parallel_scan.os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(parallel_scan, "usable_cores", lambda: 3)
 
 
 def rows_of(tables, wanted):

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
-from run_cases import CONFIG, Place, questions, worlds
+from run_cases import CONFIG as LARGE
+from run_cases import Place, questions, worlds
 from test_part_stats import updates as update_tables
 from test_settled_run import read, rows_of, settled_table
 
@@ -35,6 +36,7 @@ from timespine.model.frontier import Frontier
 
 some = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 KV = define({"k": "int64"}, {"v": "string"})
+CONFIG = replace(LARGE, any_order_rows=1)
 MEMORY = 1 << 20
 NOW = Window(until=(5,))
 WANTED = ScanRequest(KV, KV.names, NOW)
@@ -43,7 +45,6 @@ WANTED = ScanRequest(KV, KV.names, NOW)
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(settled_module, "TASK_GROUPS", 2)
-    monkeypatch.setattr(changed_module, "LARGE_ROWS", 1)
     monkeypatch.setattr(changed_module, "FEW", 0)
 
 
@@ -126,6 +127,7 @@ def net(tables, wanted):
 @examples(st.data())
 def test_whatever_a_snapshot_may_hold_is_that_of_a_merge(data):
     place, runs, _, pools = data.draw(worlds())
+    place.config = CONFIG
     wanted, _ = data.draw(questions(place.newest, pools))
     found, _ = read(place, runs, wanted)
     assert rows_of(found, wanted) == rows_of(list(scan(place.parts(), runs, wanted, MEMORY)), wanted)
@@ -308,6 +310,6 @@ def test_many_changes_and_changes_beyond_the_memory_are_merged(monkeypatch):
     monkeypatch.setattr(changed_module, "FEW", 2)
     assert changed_run(place.parts(), runs, WANTED, MEMORY) is None
     monkeypatch.setattr(changed_module, "FEW", 0)
-    monkeypatch.setattr(changed_module, "LARGE_ROWS", 41)
+    place.config = replace(CONFIG, any_order_rows=41)
     assert changed_run(place.parts(), runs, WANTED, MEMORY) is None
     assert parallel_scan.changed_run is changed_run

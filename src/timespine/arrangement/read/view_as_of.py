@@ -5,7 +5,6 @@ for every row:   count in the view == sum(diff of its updates in all batches at 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -39,7 +38,7 @@ from timespine.columnar.schema.schema import DIFF, shown_names
 from timespine.errors import UsageError
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time, check_time, less_equal
-from timespine.pool import Pool, outcome
+from timespine.pool import Pool, outcome, usable_cores
 
 SHARE_KEYS = 1 << 14
 """The fewest keys of a fetch that are worth a thread of their own."""
@@ -123,7 +122,7 @@ class ArrangementView:
         names = self.layout.schema.names if columns is None else tuple(columns)
         for name in names:
             self.layout.schema.field(name)
-        shares = min(_cores(), len(probes) // SHARE_KEYS)
+        shares = min(usable_cores(), THREADS_MAX, len(probes) // SHARE_KEYS)
         if shares < 2:
             return self._table(self._fetched(probes, names), columns)
         cuts = [len(probes) * share // shares for share in range(shares + 1)]
@@ -312,8 +311,3 @@ def _counted(keys: pa.Table) -> pa.Table:
 def _distinct(keys: pa.Table) -> pa.Table:
     """Return different keys in order."""
     return consolidate(_counted(keys), keys.column_names).select(keys.column_names)
-
-
-def _cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, THREADS_MAX)

@@ -20,24 +20,24 @@ from timespine.columnar.kernels.text_words import Words
 from timespine.columnar.schema.schema import DIFF
 from timespine.errors import CorruptionError
 
-LARGE_ROWS = 1 << 16
-"""The fewest rows for which this is faster. Fewer rows come in order, since a person may read them."""
-
 FEW = 2
 """The reciprocal of the share of touched rows above which all rows are consolidated."""
 
 
 def consolidate_touched(
-    inputs: Sequence[Sequence[pa.Table]], order: Sequence[str], cut: int, apart: int
+    inputs: Sequence[Sequence[pa.Table]], order: Sequence[str], cut: int, apart: int, any_order_rows: int
 ) -> list[pa.Table]:
     """Return the rows of ascending runs, each once, with the sum of its diffs; zeros are dropped.
 
-    In one ascending table, or in two: rows that were alone with their first `apart` columns, and the others.
+    In one ascending table, or in two: rows that were alone with their first `apart` columns, and the others. In one if
+    the longest run has fewer rows than `any_order_rows`.
     Runs are ascending in the first `cut` columns of the order; one that is not is a CorruptionError.
     """
     base, *others = sorted(inputs, key=_rows, reverse=True)
     length, rest = _rows(base), sum(map(_rows, others))
-    touched = None if length < LARGE_ROWS or rest * FEW > length else _may_equal_another(base, others, order[:apart])
+    touched = (
+        None if length < any_order_rows or rest * FEW > length else _may_equal_another(base, others, order[:apart])
+    )
     if touched is None or np.count_nonzero(touched) * FEW > length:
         return [consolidate_inputs([base, *others], order, cut)]
     whole = pa.concat_tables(base)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from timespine.columnar.kernels.consolidate import consolidate_inputs
 from timespine.columnar.kernels.consolidate_shared_keys import consolidate_touched
 from timespine.columnar.kernels.key_encoding import encode_row
+from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
 
 _SHARE = 6
@@ -34,6 +35,7 @@ def kway_merge(
     *,
     chunk_bytes: int,
     apart: int = 0,
+    any_order_rows: int = DEFAULT.any_order_rows,
 ) -> Iterator[pa.Table]:
     """Yield the rows of all runs ascending in `order`, each once, with the sum of its diffs; zeros are dropped.
 
@@ -42,7 +44,8 @@ def kway_merge(
     are used, and what the rows of the largest such group take once they are consolidated.
 
     A caller that needs no order gives in `apart` how many of the columns of the cut separate rows for good, as those
-    of a key do: then each table is ascending by itself, and rows that are alone with their key pass (`untouched`).
+    of a key do: then each table is ascending by itself, and rows of a run of at least `any_order_rows` that are alone
+    with their key pass (`consolidate_touched`).
 
     A run that is seen not to be ascending is a CorruptionError.
     """
@@ -53,7 +56,7 @@ def kway_merge(
         raise UsageError(f"{chunk_bytes} bytes are too few to merge in")
     if apart > len(leading):
         raise UsageError("what sets rows apart are columns that the runs are cut by")
-    return _Merge(runs, tuple(order), leading, chunk_bytes, apart).tables()
+    return _Merge(runs, tuple(order), leading, chunk_bytes, apart, any_order_rows).tables()
 
 
 class _Run:
@@ -137,11 +140,13 @@ class _Merge:
         cut: tuple[str, ...],
         chunk_bytes: int,
         apart: int,
+        any_order_rows: int,
     ) -> None:
         self._runs = [_Run(tables, cut) for tables in runs]
         self._order = order
         self._cut = cut
         self._apart = apart
+        self._any_order_rows = any_order_rows
         self._bytes = max(chunk_bytes // _SHARE, 1)
         self._open: list[pa.Table] = []
         """Rows that are equal to each other in the columns of the cut, and perhaps to some that are not loaded yet."""
@@ -229,7 +234,7 @@ class _Merge:
     def _consolidate(self, inputs: list[list[pa.Table]]) -> list[pa.Table]:
         """Return tables of several ascending runs, consolidated."""
         if self._apart:
-            return consolidate_touched(inputs, self._order, len(self._cut), self._apart)
+            return consolidate_touched(inputs, self._order, len(self._cut), self._apart, self._any_order_rows)
         return [consolidate_inputs(inputs, self._order, len(self._cut))]
 
     def _emit(self, merged: list[pa.Table]) -> Iterator[pa.Table]:

@@ -7,7 +7,6 @@ next to nothing is decoded twice. A caller that needs a stream uses `scan`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import fields, replace
@@ -24,7 +23,7 @@ from timespine.columnar.scan.settled_run import scan_settled, settled_parts
 from timespine.columnar.scan.settled_run_with_changes import changed_run, scan_changed
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.core.batch import Run
-from timespine.pool import outcome
+from timespine.pool import outcome, usable_cores
 
 T = TypeVar("T")
 
@@ -35,7 +34,9 @@ SELECTED = 8
 """Times as many, where a condition leaves out most of them."""
 
 PER_CORE = 2
-"""The shares per core: they are only about equal, and a thread that has finished one takes another."""
+"""The shares per core: they are only about equal, and a thread that has finished one takes another. Each gets the
+memory of a scan divided by the cores, so all together take this number of times as much at most, whatever the number of
+threads."""
 
 CORES_MAX = 8
 """More threads than this are held up by Python's lock, and by memory."""
@@ -61,7 +62,7 @@ def _scan_shares(
 
     All of it is read at once, and the function runs in the threads that read.
     """
-    cores = 1 if _is_lookup(request) else _cores()
+    cores = 1 if _is_lookup(request) else min(parts.config.read_threads or usable_cores(), CORES_MAX)
     cuts = _cuts(parts, runs, request, cores) if cores > 1 else []
     if parts.pool is None or not cuts:
         # A lookup reads a row group or two: handing that to another thread takes longer than doing it.
@@ -96,11 +97,6 @@ def _cuts(parts: Parts, runs: Sequence[Run], request: ScanRequest, cores: int) -
     share = SHARE_ROWS if request.where is None else SELECTED * SHARE_ROWS
     count = min(PER_CORE * cores, rows // share)
     return split_keys(planner, runs, request, count) if count > 1 else []
-
-
-def _cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, CORES_MAX)
 
 
 def _is_lookup(request: ScanRequest) -> bool:

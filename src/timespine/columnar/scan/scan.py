@@ -191,7 +191,14 @@ def merge_sources(
         opened = [_clip_tables(tables, request) for tables in opened]
     keys = {*request.schema.cluster_names, *request.schema.key_names}
     apart = sum(1 for _ in takewhile(keys.__contains__, cut)) if request.any_order else 0
-    tables: Iterator[pa.Table] = kway_merge(opened, request.order, cut, chunk_bytes=memory_bytes, apart=apart)
+    tables: Iterator[pa.Table] = kway_merge(
+        opened,
+        request.order,
+        cut,
+        chunk_bytes=memory_bytes,
+        apart=apart,
+        any_order_rows=parts.config.any_order_rows,
+    )
     return tables if is_cut_first else _clip_tables(tables, request)
 
 

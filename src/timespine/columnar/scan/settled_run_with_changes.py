@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.columnar.kernels.consolidate_shared_keys import FEW, LARGE_ROWS
+from timespine.columnar.kernels.consolidate_shared_keys import FEW
 from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.parts.row_memory_pool import row_pool
 from timespine.columnar.predicate.key_set import KeySet
@@ -124,7 +124,7 @@ def changed_run(parts: Parts, runs: Sequence[Run], request: ScanRequest, memory_
         return None
     sizes = [sum(part.rows for part in run.parts) for run in runs]
     largest = max(range(len(runs)), key=sizes.__getitem__)
-    if sizes[largest] < LARGE_ROWS or (sum(sizes) - sizes[largest]) * FEW > sizes[largest]:
+    if sizes[largest] < parts.config.any_order_rows or (sum(sizes) - sizes[largest]) * FEW > sizes[largest]:
         return None
     base, others = runs[largest], [run for place, run in enumerate(runs) if place != largest]
     changes_bytes = sum(map(_row_bytes, others))

@@ -29,9 +29,12 @@ from timespine.columnar.parts.part_writer import encode_part
 from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.where import col
 from timespine.columnar.scan import row_count
+from timespine.columnar.scan.parallel_scan import scan_in_shares
 from timespine.columnar.scan.part_access import Parts
 from timespine.columnar.scan.scan import scan
 from timespine.columnar.scan.scan_request import ScanRequest
+from timespine.columnar.scan.settled_run import settled_parts
+from timespine.columnar.scan.settled_run_with_changes import changed_run
 from timespine.columnar.scan.split_keys import split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import DIFF, Field, Schema, define
@@ -45,6 +48,7 @@ from timespine.model.oracle import OracleRow, Update
 from timespine.testing.formats.naive import CONFIG as NAIVE
 from timespine.testing.formats.naive import StoredUpdate, counts_of
 from timespine.testing.formats.replayed_blob import replay_as_protocol
+from timespine.testing.latency import VirtualClock, VirtualPool
 from timespine.testing.simulator.core_writes import Data
 from timespine.testing.simulator.violation import BrokenPromise
 
@@ -54,11 +58,14 @@ CONFIG = replace(
     inline_total_bytes=72,
     part_bytes=120,
     row_group_rows=2,
+    page_rows=1,
     merge_bytes=1024,
     run_parts=2,
     bound_bytes=12,
+    any_order_rows=1,
 )
-"""Limits so small that a handful of rows is several row groups, parts, hollow runs and rounds of a merge."""
+"""Limits so small that a handful of rows is several row groups, parts, hollow runs and rounds of a merge, and that few
+changes pass any settled run."""
 
 COLUMNS_MAX = 3
 """Columns beside that of the row: at this number one goes before another one comes."""
@@ -85,6 +92,9 @@ PATHS = (
     "parts read",
     "parts skipped",
     "row groups skipped",
+    "rows copied",
+    "settled runs read",
+    "settled runs with changes read",
 )
 """The counted paths, to see that histories reach all of them."""
 
@@ -204,6 +214,7 @@ class ParquetFormat:
         found = reading.all()
         if found != expected:
             raise BrokenPromise(f"the scan of state {plan.seqno} finds {found}, its parts have {expected}")
+        reading.check_settled(expected)
         names = sorted({row for _, updates in stored for row, _, _ in updates})
         reading.check(expected, names[plan.seqno % len(names)] if names else "missing", plan.seqno)
         self.counts["parts read"] += reading.parts.scan_stats.parts
@@ -243,6 +254,7 @@ class ParquetFormat:
         self.counts["parts passed through"] += int(counters.get("merge parts passed", 0))
         self.counts["hollow runs"] += sum(part.hollow for part in merged.parts)
         self.counts["inline results"] += sum(part.inline is not None for part in merged.parts)
+        self.counts["rows copied"] += int(counters.get("merge rows copied", 0))
         self.counts["merges of several parts"] += counters.get("parts", 0) > 1
         self.counts["merges in rounds"] += counters.get("rows", 0) > output.rows
 
@@ -265,6 +277,7 @@ class _Reading:
         known = [Schema.decode(each) for each in state.schemas]
         # Every skipped part is read too, to see that skipping it was right.
         self.parts = Parts(blob, state.collection, known.__getitem__, CONFIG, format.cache, audit=1.0)
+        self.with_pool = replace(self.parts, pool=VirtualPool(VirtualClock(), 1))
         self.memory_bytes = CONFIG.cache_bytes if plan.seqno % 3 == 0 else CONFIG.merge_bytes
         self.collection = state.collection
         self.format = format
@@ -273,7 +286,19 @@ class _Reading:
 
     def all(self) -> dict[OracleRow, int]:
         """Return every row."""
-        return self._rows(self.wanted)
+        return self._rows(self._scan(self.wanted))
+
+    def check_settled(self, expected: dict[OracleRow, int]) -> None:
+        """Check the answers for a caller who takes all rows of a settled run and its changes at once, twice."""
+        parts, runs, wanted, counts = self.with_pool, self.runs, self.wanted, self.format.counts
+        is_settled = settled_parts(parts, runs, wanted) is not None
+        has_changes = changed_run(parts, runs, wanted, self.memory_bytes) is not None
+        counts["settled runs read"] += is_settled
+        counts["settled runs with changes read"] += has_changes
+        for reading in ("first", "second") if is_settled or has_changes else ():
+            found = self._rows(scan_in_shares(parts, runs, wanted, self.memory_bytes))
+            if found != expected:
+                raise BrokenPromise(f"a {reading} read of a settled run finds {found}, not {expected}")
 
     def check(self, expected: dict[OracleRow, int], row: str, choice: int) -> None:
         """Check the answers for one row, for one half, and for the number of rows."""
@@ -281,7 +306,7 @@ class _Reading:
         if said != sum(expected.values()):
             raise BrokenPromise(f"{sum(expected.values())} rows are counted as {said}")
         if choice % 2:
-            found = self._rows(self._only(row))
+            found = self._rows(self._scan(self._only(row)))
             alone = {each: diff for each, diff in expected.items() if each == row}
             if found != alone:
                 raise BrokenPromise(f"a lookup of {row} finds {found}, not {alone}")
@@ -289,7 +314,7 @@ class _Reading:
         cuts = [None, *split_keys(self.parts, self.runs, self.wanted, 3), None]
         halves: Counter[OracleRow] = Counter()
         for lower, upper in pairwise(cuts):
-            halves.update(self._rows(replace(self.wanted, lower=lower, upper=upper)))
+            halves.update(self._rows(self._scan(replace(self.wanted, lower=lower, upper=upper))))
         if dict(halves) != expected:
             raise BrokenPromise(f"{len(cuts) - 1} readers find {dict(halves)} together, not {expected}")
 
@@ -298,15 +323,18 @@ class _Reading:
             return replace(self.wanted, keys=KeySet(pa.table({"row": [row]})))
         return replace(self.wanted, where=col("row") == row)
 
-    def _rows(self, wanted: ScanRequest) -> dict[OracleRow, int]:
+    def _scan(self, wanted: ScanRequest) -> Iterator[pa.Table]:
+        return scan(self.parts, self.runs, wanted, self.memory_bytes)
+
+    def _rows(self, tables: Iterator[pa.Table]) -> dict[OracleRow, int]:
         found: dict[OracleRow, int] = {}
-        for table in scan(self.parts, self.runs, wanted, self.memory_bytes):
+        for table in tables:
             for values in table.to_pylist():
                 row = values["row"]
                 if row in found:
                     raise BrokenPromise(f"a scan gives {row} twice")
                 found[row] = values[DIFF]
-                others = wanted.schema.fields[1:]
+                others = self.wanted.schema.fields[1:]
                 meant = {each.name: self.format.value_of(self.collection, row, each) for each in others}
                 wrong = {name: values[name] for name in meant if repr(values[name]) != repr(meant[name])}
                 if wrong:

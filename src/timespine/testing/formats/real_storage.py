@@ -9,11 +9,14 @@ test power loss, and syncing to a disk takes most of the time of a history.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from types import TracebackType
 
+from timespine.columnar.merge import around_changes
 from timespine.core.effects import (
     CompareAndSet,
     DeleteBlobs,
@@ -33,6 +36,17 @@ from timespine.testing.simulator.world import World
 
 MEMORY = "/dev/shm"
 """A file system in memory, on Linux."""
+
+
+@contextlib.contextmanager
+def with_single_groups_copied() -> Iterator[None]:
+    """Let merges copy each row group that no change touches: parts of histories have few."""
+    before = around_changes.COPIED_GROUPS_MIN
+    vars(around_changes)["COPIED_GROUPS_MIN"] = 1
+    try:
+        yield
+    finally:
+        vars(around_changes)["COPIED_GROUPS_MIN"] = before
 
 
 class RealWorld(World):

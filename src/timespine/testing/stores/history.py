@@ -28,8 +28,11 @@ QUICK = Config(
     retry_pause_ms=4,
     retry_pause_max_ms=50,
     listener_seqnos=200,
+    any_order_rows=1,
+    read_threads=4,
 )
-"""A configuration with inline rows, short leases and few retries."""
+"""A configuration with inline rows, short leases and few retries, in which few changes pass any settled run. It has the
+same threads on every machine."""
 
 SMALL = replace(
     QUICK,

@@ -69,6 +69,13 @@ class ReadOnlyUser(ReadingUser):
 class User(WritingUser, ReadingUser, MaintainingUser):
     """A user that makes all kinds of calls."""
 
+    def pass_time(self, name: str) -> None:
+        """Let others change a collection between two reads of it, or change it."""
+        if self.chance.random() < 0.4:
+            self.upsert(name)
+        else:
+            self.dawdle()
+
 
 class HistoryRun:
     """One history, from its beginning to its end."""

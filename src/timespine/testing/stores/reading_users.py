@@ -15,6 +15,9 @@ from timespine.testing.stores.user_calls import UserCall
 from timespine.testing.stores.users import KEYS, Caller, Kinds
 from timespine.testing.stores.world import Counts, Written, projection
 
+READS_IN_A_ROW = 4
+"""How often a user reads a collection that it reads several times."""
+
 
 class ReadingUser(Caller):
     """A user of snapshots, changes, lookups, holds, feeds, listeners."""
@@ -26,6 +29,7 @@ class ReadingUser(Caller):
         return {
             **super().kinds(),
             self.snapshot: 6,
+            self.snapshots_in_a_row: 3,
             self.changes: 3,
             self.lookup: 2,
             self.several: 1,
@@ -43,12 +47,23 @@ class ReadingUser(Caller):
         if self.listener is not None:
             self._close_listener(self.listener)
 
-    def snapshot(self) -> None:
-        """Read a collection as of now, or of a time that can be read."""
+    def snapshots_in_a_row(self) -> None:
+        """Read one collection several times, while it changes: the process keeps what it has decoded."""
+        name = self.chance.choice(list(self.history.timelines))
+        for _ in range(READS_IN_A_ROW):
+            self.snapshot(name)
+            self.pass_time(name)
+
+    def pass_time(self, name: str) -> None:
+        """Let others change a collection between two reads of it."""
+        self.dawdle()
+
+    def snapshot(self, name: str | None = None) -> None:
+        """Read a collection, or some collection, as of now, or of a time that can be read."""
         wants: list[bool] = []
 
         def work(call: UserCall) -> Any:
-            orders = self.some()
+            orders = self.store[name] if name is not None else self.some()
             known = self.time_of(orders)
             asked = known >= 0 and self.chance.random() < 0.4
             wants.append(asked)

@@ -16,7 +16,6 @@ from rival_cases import beside, counts, create, now, row
 import timespine as ts
 from timespine.client.commit.retry_limits import RETRY
 from timespine.client.write import read_current
-from timespine.columnar.kernels import consolidate_shared_keys
 from timespine.columnar.scan import scan
 from timespine.config import DEFAULT, TURN_MS_MAX
 from timespine.errors import Contention, UsageError
@@ -25,14 +24,13 @@ BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"]
 
 
 def test_what_a_change_adds_because_of_others_is_in_order_however_it_was_read(place, monkeypatch):
-    monkeypatch.setattr(consolidate_shared_keys, "LARGE_ROWS", 4)
     monkeypatch.setattr(scan, "SMALL_ROWS", 4)
 
     def append_twice(theirs):
         theirs.append([row(k, 50) for k in range(100, 116)])
         theirs.append([row(103, 51)])
 
-    table, rival = beside(place, [append_twice], BLOBS)
+    table, rival = beside(place, [append_twice], replace(BLOBS, any_order_rows=4))
     table.delete(where="n > 1")
     assert not rival.works
     assert now(table) == {(1, 1): 1}
