@@ -284,6 +284,20 @@ def test_a_second_lookup_of_the_same_page_decodes_nothing(decoded):
     assert len(decoded) == 2
 
 
+def test_a_row_group_is_read_whole_the_second_time_and_by_pages_again_once_it_was_forgotten(decoded):
+    place, run = paged()
+    parts = place.parts()
+    for key in (137, 172):
+        (found,) = scan(parts, [run], ScanRequest(KV, KV.names, keys=keys(key)), 1 << 20)
+        assert found.column("v").to_pylist() == [key * 10]
+    assert decoded == [("groups", (1,), ("k",)), ("page", 1, 3, ("v",)), ("groups", (1,), ("v",))]
+    del parts.cache._kept[
+        next(name for name in parts.cache._kept if name[1:] == (1, "v"))
+    ]  # another read pushed it out
+    (found,) = scan(parts, [run], ScanRequest(KV, KV.names, keys=keys(193)), 1 << 20)
+    assert decoded[3:] == [("page", 1, 9, ("v",))]
+
+
 def test_a_range_decodes_the_pages_that_it_touches(decoded):
     place, run = paged()
     where = as_predicate((col("k") >= 118) & (col("k") < 132))

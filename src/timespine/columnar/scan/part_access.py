@@ -335,7 +335,8 @@ class Parts:
         """Return the rows of a row group that may be asked for, of which the columns beside those of the filter are
         read by pages if that is less.
 
-        The columns of the filter are read first, whole: they tell which pages have such a row.
+        The columns of the filter are read first, whole: they tell which pages have such a row. A row group is read
+        whole when other pages of it are wanted for the second time, so that the next readers find all of it decoded.
         """
         columns, filters = pruner.written_columns, pruner.filter_columns
         same = _constants(reader, group, columns)
@@ -349,7 +350,7 @@ class Parts:
         with self._counted():
             table = reader.page_table(group)
         pages = range(0) if table is None else range(start // table.page_rows, -(-stop // table.page_rows))
-        if table is None or 2 * len(pages) > table.pages:
+        if table is None or 2 * len(pages) > table.pages or not self._is_first_look(reader, group, pages):
             return pruner.near_keys(reader, self._read(reader, (group,), columns, hint))
         read = pa.concat_tables([self._page(reader, group, page, rest, hint) for page in pages])
         read = read.slice(start - pages.start * table.page_rows, stop - start)
@@ -360,6 +361,14 @@ class Parts:
         written = reader.schema.update_arrow
         arrays, fields = [found[name] for name in columns], [written.field(name) for name in columns]
         return [pa.Table.from_arrays(arrays, schema=pa.schema(fields))]
+
+    def _is_first_look(self, reader: PartReader, group: int, pages: range) -> bool:
+        """Tell whether no other pages of a row group were read since it was last read whole, and note these."""
+        name = ("pages", reader.key, group)
+        before: range | None = self.cache.get(name)
+        is_first = not before or before == pages
+        self.cache.put(name, pages if is_first else range(0), 64)
+        return is_first
 
     def _page(self, reader: PartReader, group: int, page: int, columns: tuple[str, ...], hint: CacheHint) -> pa.Table:
         """Return some columns of one page, from the cache or decoded."""
