@@ -126,8 +126,9 @@ def test_an_event_that_could_not_be_inserted_is_inserted_later(orders):
                 raise Determinate("merges do not keep up")
             return real(self, *args, **kwargs)
 
-        orders.append([{"id": 50, "customer": "c", "total": 5.0}])
+        # Patched first: the thread that follows may insert the event as soon as it is there.
         with mock.patch.object(Spine, "insert", insert):
+            orders.append([{"id": 50, "customer": "c", "total": 5.0}])
             for _ in range(50):
                 try:
                     assert index.get_one(50)["customer"] == "c"
