@@ -228,6 +228,7 @@ def test_a_session_that_is_forgotten_gives_back_what_its_frames_held(items):
     class Session:
         pass
 
+    items.append([{"id": n, "a": n, "b": n} for n in range(2, 5000)])  # in a blob: without one, no lease is taken
     session = Session()
     with items.snapshot() as rows:
         lease = rows._leased.lease

@@ -28,9 +28,9 @@ def decoded(monkeypatch):
     """The columns that tasks decode."""
     found, read = set(), Parts._read
 
-    def counted(self, reader, part, block, columns, hint):
+    def counted(self, reader, block, columns, hint):
         found.update(columns)
-        return read(self, reader, part, block, columns, hint)
+        return read(self, reader, block, columns, hint)
 
     monkeypatch.setattr(Parts, "_read", counted)
     return found

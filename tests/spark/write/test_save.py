@@ -55,7 +55,11 @@ def test_a_collection_that_is_not_there_is_created_with_the_columns_of_the_frame
 def test_a_schema_may_be_that_of_a_frame(spark, store):
     frame = spark.sql("SELECT 1L AS id, 'a' AS name, array(1, 2) AS tags")
     created = store.create("from_struct", schema=frame.schema, key=["id"], timeline="counter")
-    assert created.schema.types == {"id": "int64", "name": "string", "tags": "list<int32>"}
+    assert {each.name: each.type for each in created.schema.fields} == {
+        "id": "int64",
+        "name": "string",
+        "tags": "list<int32>",
+    }
     created.append(frame)
     assert created.snapshot().to_pylist() == [{"id": 1, "name": "a", "tags": [1, 2]}]
 
