@@ -450,7 +450,8 @@ def _roll_up_newest(walk: RandomCommands) -> Chosen:
 
 
 def _forget(walk: RandomCommands) -> Chosen:
-    return Forget(walk.pick((None, walk.choose(walk.scene.state.trace.next_id + 1)))), []
+    lo = walk.pick((None, walk.choose(walk.scene.state.trace.next_id + 1)))
+    return Forget(lo, walk.scene.state.since), []
 
 
 RULES: tuple[Callable[[RandomCommands], Chosen], ...] = (

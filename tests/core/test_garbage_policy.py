@@ -173,8 +173,8 @@ def test_the_state_keeps_when_since_first_moved_past_history() -> None:
 
 def test_what_expired_is_gone_after_two_collections_from_clean_rollups() -> None:
     scene = expiring()
-    assert scene.do(Forget(0), now_ms=5000) is True
-    assert scene.declined(Forget(0), now_ms=6000) is True
+    assert scene.do(Forget(0, scene.state.since), now_ms=5000) is True
+    assert scene.declined(Forget(0, scene.state.since), now_ms=6000) is True
     assert scene.state.forgetting == Forgetting(1000, 5000, 4)
     assert next_collect_step(scene.state) is CollectStep.NOTHING  # it is not rewritten yet
     scene.do(AddRollup(scene.state.seqno, f"c/{WRITER}/s1", 9))
@@ -189,12 +189,21 @@ def test_what_expired_is_gone_after_two_collections_from_clean_rollups() -> None
     scene.do(AddRollup(scene.state.seqno, f"c/{WRITER}/s3", 9, rewritten_ms=5000, is_last=True))
     scene.do(RemoveRollups(max(scene.state.rollups)))
     assert scene.state.forgetting is None
-    assert scene.declined(Forget(0)) is False
+    assert scene.declined(Forget(0, scene.state.since)) is False
+
+
+def test_a_rewrite_that_was_worked_out_by_an_older_since_is_worked_out_again() -> None:
+    for lo in (0, None):
+        scene = expiring()
+        older = scene.state.since
+        scene.do(Retain(at(3)), now_ms=2000)
+        assert scene.declined(Forget(lo, older), now_ms=5000) is True
+        assert scene.state.forgetting == Forgetting(1000)
 
 
 def test_what_expires_during_a_rewrite_gets_a_deadline_from_then_on() -> None:
     scene = expiring()
-    scene.do(Forget(0), now_ms=5000)
+    scene.do(Forget(0, scene.state.since), now_ms=5000)
     scene.do(Retain(at(3)), now_ms=5500)
     assert scene.state.forgetting == Forgetting(1000, 5000, 4, moved=True)
     scene.do(Retain(at(4)), now_ms=5600)
@@ -208,7 +217,7 @@ def test_what_expires_during_a_rewrite_gets_a_deadline_from_then_on() -> None:
 
 def test_a_rollup_of_an_earlier_rewrite_says_nothing_about_this_one() -> None:
     scene = expiring()
-    scene.do(Forget(0), now_ms=5000)
+    scene.do(Forget(0, scene.state.since), now_ms=5000)
     scene.merge_all()
     scene.do(AddRollup(scene.state.seqno, f"c/{WRITER}/s1", 9, rewritten_ms=4000, is_last=True))
     assert next_collect_step(scene.state) is CollectStep.ROLL_UP
@@ -221,11 +230,11 @@ def test_nothing_is_rewritten_if_no_batch_can_hold_anything() -> None:
     for request in scene.state.trace.requests():
         answered(scene, request, 1)
     assert scene.state.totals.garbage_bytes > 0
-    assert scene.do(Forget(None), now_ms=5000) is True  # garbage may
+    assert scene.do(Forget(None, scene.state.since), now_ms=5000) is True  # garbage may
     clean = StateHarness()
     grow(clean, 3)
     clean.do(Retain(at(1)), now_ms=1000)
-    assert clean.do(Forget(None), now_ms=5000) is False
+    assert clean.do(Forget(None, clean.state.since), now_ms=5000) is False
     assert clean.state.forgetting is None
 
 

@@ -423,7 +423,7 @@ class Maintenance:
         """Request a rewrite of batches that may hold expired history, after the deadline; return whether it did."""
         if not is_forgetting_due(state, handle.now_ms(), handle.forget_within_ms):
             return False
-        handle.committer.commit((handle.id, Forget(oldest_to_rewrite(handle, state))))
+        handle.committer.commit((handle.id, Forget(oldest_to_rewrite(handle, state), state.since)))
         return handle.known().seqno != state.seqno
 
     def _ask_for_more(self, upkeep: MaintenanceTimes, state: State) -> bool:

@@ -16,6 +16,7 @@ from timespine.core.transitions.trace_push import with_live_claims
 from timespine.core.transitions.writers import check_term, refuse_unregistered
 from timespine.errors import Fenced, InlineBudgetExceeded, TimespineError, UsageError
 from timespine.ids import check_segment, parse_blob_key
+from timespine.model.frontier import Frontier
 
 
 class ClaimMerge(Command, frozen=True, array_like=True):
@@ -71,6 +72,8 @@ class Forget(Command, frozen=True, array_like=True):
     """
 
     lo: Count | None
+    since: Frontier
+    """The since by which `lo` was worked out."""
 
 
 def claim_merge(state: State, command: ClaimMerge, now_ms: int) -> Commit[bool] | NoOp[bool]:
@@ -208,11 +211,13 @@ def _charged(state: State, trace: Spine) -> Totals | None:
 def forget(state: State, command: Forget, now_ms: int) -> Commit[bool] | NoOp[bool]:
     """Request the rewrite, once; reply whether there is anything left to forget.
 
+    If since has moved in the meantime, other batches may hold expired history: the caller has to look again.
+
     SUBTLE: garbage counts. A merge may have dropped expired history, and its inputs are still there, in blobs or, if
     they were inline, in the log and in rollups (test_maintenance_cost.py).
     """
     known = state.forgetting
-    if known is None or known.asked_ms is not None:
+    if known is None or known.asked_ms is not None or command.since != state.since:
         return NoOp(known is not None)
     trace = state.trace if command.lo is None else state.trace.roll_up_all(command.lo)
     if trace is state.trace and not state.totals.garbage_bytes and not trace.requests():
