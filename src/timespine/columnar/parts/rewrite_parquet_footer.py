@@ -244,28 +244,24 @@ def _fields(data: bytes, place: int) -> tuple[dict[int, ThriftField], int]:
     found: dict[int, ThriftField] = {}
     id = 0
     while head := data[place]:
-        place += 1
-        if head >= 16:
-            id += head >> 4
-        else:
-            id = _number(data, place)
-            place = _skip(data, place, _I16)
+        id, place = _field_number(data, place, id)
         start = place
         place = _skip(data, place, head & 15)
         found[id] = (head & 15, start, place)
     return found, place + 1
 
 
+def _field_number(data: bytes, place: int, before: int) -> tuple[int, int]:
+    """Return the number of the field whose head is at a place, after another one, and where its value starts."""
+    step = data[place] >> 4
+    return (before + step, place + 1) if step else (_number(data, place + 1), _skip(data, place + 1, _I16))
+
+
 def _place_of(data: bytes, place: int, wanted: int) -> int:
     """Return where the value of a field of a struct starts. Only the fields before it are walked over."""
     id = 0
     while head := data[place]:
-        place += 1
-        if head >= 16:
-            id += head >> 4
-        else:
-            id = _number(data, place)
-            place = _skip(data, place, _I16)
+        id, place = _field_number(data, place, id)
         if id == wanted:
             return place
         place = _skip(data, place, head & 15)
