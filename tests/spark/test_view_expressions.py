@@ -74,6 +74,10 @@ COLUMNS = {
         pa.decimal128(27, 6),
         [None, *(D(each) for each in ("0", "1.5", "-2.000001", "99999999999", "7", "3", "-1", "0.5"))],
     ),
+    "z": (
+        pa.struct([("p", pa.decimal128(7, 2)), ("q", pa.string()), ("r", pa.struct([("n", pa.int64())]))]),
+        [None, {}, *({"p": D(each), "q": str(each), "r": {"n": each} if each else None} for each in range(7))],
+    ),
 }
 TABLE = pa.table({name: pa.array(values, kind) for name, (kind, values) in COLUMNS.items()})
 
@@ -94,6 +98,7 @@ datediff(t, date'2020-01-01') | year(t) | month(t) | day(t) | quarter(t) | dayof
 year(t) * 100 + month(t) | cast(t as string) | t between date'1970-01-01' and date'2025-01-01'
 w = w | w is null | year(w) | month(w) | day(w) | quarter(w) | hour(w) | minute(w) | cast(w as date) | datediff(w, t) | coalesce(w, w) | dayofyear(t)
 h + i | h * b | h > i | h = b | cast(h as bigint) | h % 7 | h div 3 | coalesce(h, i) | h in (1, 300) | c + d | c * 2 | c > d | c - e | c = i | -c | abs(c) | cast(c as decimal(30,8)) | cast(h as string) | i between h and b
+array(i, j) | array(d, e, d) | array(s, 'x', null) | array(b, i) | array(x) | array(i, 2.5) | z.p | z.q | z.P * 2 | z.r.n | coalesce(z.q, s)
 t < date'1994-01-01' + interval '1' year | case when t is null then date'2000-01-01' else t end
 """
 TEXTS = [
@@ -119,6 +124,8 @@ def typed(texts):
 
 
 def plain(value):
+    if isinstance(value, list):
+        return list(map(plain, value))
     if isinstance(value, float):
         return "nan" if math.isnan(value) else value + 0.0
     return value

@@ -1,6 +1,6 @@
 """The oracle of views: Spark answers the text of each, over the inputs as of every refresh point.
 
-177 views (the 22 of TPC-H, 43 shapes of TPC-DS, 112 others) follow random histories with upserts, deletes, late rows,
+196 views (the 22 of TPC-H, 43 shapes of TPC-DS, 131 others) follow random histories with upserts, deletes, late rows,
 seals, expiry and compaction. A roulette chooses the engine of each refresh. Spark answers many texts in one job. The
 short version asks it about the last refresh point; the long one, `make soak`, about all points of longer histories.
 """
@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import timespine as ts
@@ -23,7 +24,7 @@ from timespine.views.spark_engine.session import borrowed
 from timespine.views.spark_engine.source import SparkSource
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "views"))
-from more_shapes import DS, DS_TABLES, LISTED, MEASURES, ON_SPARK
+from more_shapes import ARRAY_TABLES, ARRAYS, DS, DS_TABLES, LISTED, MEASURES, ON_SPARK
 from shapes import SHAPES
 from test_tpch import KEYS as TPCH_KEYS
 from test_tpch import cell as tpch_cell
@@ -70,6 +71,10 @@ def cell_of(rng, name, kind):
         return rng.choice([1, 11])
     if rng.random() < 0.08:
         return None
+    if pa.types.is_list(kind):
+        return [cell_of(rng, name, kind.value_type) for _ in range(rng.randrange(4))]
+    if pa.types.is_struct(kind):
+        return {each.name: cell_of(rng, each.name, each.type) for each in kind}
     if text.startswith("date"):
         return datetime.date(2000, 1, 1) + datetime.timedelta(days=rng.choice([0, 1, 31, 59, 365, -200]))
     if text.startswith("decimal"):
@@ -92,6 +97,7 @@ AB = {"a": (f"{PLAIN}, s string", ["k"]), "b": (PLAIN, []), "m": (MEASURES, ["k"
 WORLDS = {
     "shapes": World(AB, {**SHAPES, **LISTED}),
     "on spark": World(AB, ON_SPARK, ON_SPARK),
+    "arrays": World(ARRAY_TABLES, ARRAYS, ["split on spark"]),
     "tpcds": World(DS_TABLES, DS),
     "tpch": World(
         {name: (columns, TPCH_KEYS[name]) for name, columns in TABLES.items()},
@@ -104,7 +110,9 @@ WORLDS = {
 def made(rng, world, table):
     columns, _, key = world.tables[table]
     row = {name: world.cell(rng, name, kind) for name, kind in columns}
-    return {**row, **{name: rng.randrange(9) for name in key if row[name] is None}}
+    texts = {name for name, kind in columns if str(kind) == "string"}
+    filled = {name: rng.choice(WORDS[:-1]) if name in texts else rng.randrange(9) for name in key if row[name] is None}
+    return {**row, **filled}
 
 
 def change(rng, store, world, most):
@@ -141,6 +149,8 @@ def plain(value):
     """A value as JSON has it; doubles to nine digits."""
     if isinstance(value, list):
         return tuple(map(plain, value))
+    if isinstance(value, dict):
+        return tuple(map(plain, value.values()))
     if isinstance(value, datetime.datetime):
         return value.strftime("%Y-%m-%dT%H:%M:%S.000Z")
     if isinstance(value, datetime.date):

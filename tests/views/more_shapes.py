@@ -143,3 +143,32 @@ DS = {
     "ds97": "WITH s AS (SELECT ss_customer AS c, ss_item AS i FROM store_sales GROUP BY ss_customer, ss_item), w AS (SELECT ws_customer AS c, ws_item AS i FROM web_sales GROUP BY ws_customer, ws_item) SELECT sum(CASE WHEN s.c IS NOT NULL AND w.c IS NULL THEN 1 ELSE 0 END) AS store_only, sum(CASE WHEN s.c IS NOT NULL AND w.c IS NOT NULL THEN 1 ELSE 0 END) AS both_of FROM s FULL JOIN w ON s.c = w.c AND s.i = w.i",
     "ds98": "SELECT i_class, rev, rev * 100 / sum(rev) OVER (PARTITION BY i_category) AS share FROM (SELECT i_category, i_class, sum(ss_paid) AS rev FROM store_sales JOIN item ON ss_item = i_item_sk GROUP BY i_category, i_class) t",
 }
+
+ARRAY_TABLES = {
+    "orders": (
+        "id bigint, day date, tags array<string>, items array<struct<sku: string, price: decimal(7,2)>>",
+        ["id"],
+    ),
+    "skus": ("sku string, kind string", ["sku"]),
+}
+ARRAYS = {
+    "exploded": "SELECT id, tag FROM orders LATERAL VIEW explode(tags) t AS tag",
+    "exploded outer": "SELECT id, tag FROM orders LATERAL VIEW OUTER explode(tags) AS tag WHERE id > 2",
+    "with places": "SELECT id, place, tag FROM orders LATERAL VIEW posexplode(tags) t AS place, tag WHERE place < 2",
+    "with places outer": "SELECT id, posexplode_outer(tags) AS (place, tag) FROM orders",
+    "in select": "SELECT id, explode(items) AS item FROM orders",
+    "outer in select": "SELECT id + 1 AS n, explode_outer(tags) AS tags FROM orders WHERE tags IS NULL OR id < 5",
+    "elements counted": "SELECT tag, count(*) AS n, min(id) AS first FROM orders LATERAL VIEW explode(tags) AS tag GROUP BY tag",
+    "fields": "SELECT id, item.sku AS sku, item.Price * 2 AS price FROM orders LATERAL VIEW explode(items) AS item",
+    "joined fields": "SELECT kind, sum(item.price) AS paid, count(*) AS n FROM orders JOIN skus s LATERAL VIEW explode(items) AS item WHERE s.sku = item.sku GROUP BY kind",
+    "after a left join": "SELECT o.id, s.kind, tag FROM orders o LEFT JOIN skus s ON length(s.sku) = o.id LATERAL VIEW OUTER explode(tags) AS tag",
+    "beside an anti join": "SELECT o.id, item.price AS price FROM orders o LEFT ANTI JOIN skus s ON s.kind = 'CA' AND length(s.sku) = o.id LATERAL VIEW explode(items) AS item",
+    "after a full join": "SELECT o.id, s.kind, n FROM orders o FULL JOIN skus s ON length(s.sku) = o.id LATERAL VIEW OUTER explode(array(o.id, length(s.kind))) AS n WHERE n > 1 OR s.kind IS NULL",
+    "of both sides": "SELECT o.id, n FROM orders o JOIN skus s ON length(s.sku) = o.id LATERAL VIEW explode(array(o.id, length(s.kind))) AS n",
+    "two arrays": "SELECT id, tag, item.price AS price FROM orders LATERAL VIEW explode(tags) AS tag LATERAL VIEW OUTER explode(items) AS item",
+    "made of columns": "SELECT id, d FROM orders LATERAL VIEW explode(array(day, DATE'2020-01-01', day)) AS d",
+    "of unnamed columns": "SELECT id, e.col AS x, f.pos AS place FROM orders LATERAL VIEW explode(tags) e LATERAL VIEW posexplode(array(id, 7)) f",
+    "in a derived table": "SELECT o.id, t.n FROM orders o LEFT JOIN (SELECT id, count(*) AS n FROM orders LATERAL VIEW explode(tags) AS tag WHERE tag <> 'b' GROUP BY id) t ON o.id = t.id",
+    "best element": "SELECT id, sku, price FROM (SELECT id, item.sku AS sku, item.price AS price, row_number() OVER (PARTITION BY id ORDER BY item.price DESC, item.sku) AS r FROM orders LATERAL VIEW explode(items) AS item) t WHERE r = 1",
+    "split on spark": "SELECT id, part FROM orders JOIN skus ON orders.id = length(skus.kind) LATERAL VIEW explode(split(skus.kind, '[oy]')) AS part",
+}

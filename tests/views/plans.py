@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from timespine.views.plan.algebra import (
     Aggregate,
     AggregateCall,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -57,7 +58,7 @@ def plans(draw, names, depth):
         ["scan"]
         if depth == 0
         else [
-            *("scan", "filter", "project", "union", "join", "semi", "anti", "left"),
+            *("scan", "filter", "project", "explode", "union", "join", "semi", "anti", "left"),
             *("aggregate", "total", "distinct", "set", "window", "top"),
         ]
     )
@@ -74,6 +75,8 @@ def plans(draw, names, depth):
         return Filter(child, draw(conditions(columns)))
     if kind == "project":
         return narrow(draw, names, child, draw(st.integers(1, 3)))
+    if kind == "explode":
+        return explode(draw, names, child)
     if kind in ("join", "semi", "anti", "left"):
         return join(draw, names, child, below(), kind)
     if kind == "aggregate":
@@ -140,6 +143,18 @@ def narrow(draw, names, child, width):
             one = Call("+", (as_int(one), Literal(1, INT)), INT)
         outputs.append((names.column("p"), as_int(one)))
     return Project(child, tuple(outputs))
+
+
+def explode(draw, names, child):
+    """Elements of arrays with nulls and repeated values, of null and empty arrays too."""
+    columns = list(child.columns)
+    values = [as_int(each) for each in draw(st.lists(st.sampled_from(columns), min_size=1, max_size=3))]
+    array = Call("array", tuple(values), pa.list_(INT))
+    if draw(st.booleans()):
+        array = Call("case", (draw(conditions(columns)), array, Literal(None, array.type)), array.type)
+    kept = tuple(draw(st.lists(st.sampled_from(columns), max_size=2, unique=True)))
+    position = names.column("i", pa.int32()) if draw(st.booleans()) else None
+    return Explode(child, kept, array, names.column("e"), position, draw(st.booleans()))
 
 
 def as_int(expression):

@@ -99,7 +99,7 @@ MANY_REASONS = [
     ("SELECT a.k FROM a JOIN b ON a.k = b.k AND ascii(s) = 1 WHERE a.k IN (SELECT ascii(s) AS k FROM a)", 2),
     ("SELECT k FROM a WHERE k IN (SELECT k FROM b GROUP BY k, md5(day)) OR soundex(s) = 'x'", 3),
     ("SELECT sum(k) OVER (ORDER BY md5(s)) AS w, lag(k) OVER (PARTITION BY ascii(s) ORDER BY k) AS q FROM a", 3),
-    ("SELECT k, md5(s) AS z, y FROM a LATERAL VIEW explode(array(k)) t AS y", ["md5", "LATERAL VIEW"]),
+    ("SELECT k, md5(s) AS z, y FROM a LATERAL VIEW stack(1, k) t AS y", ["md5", "LATERAL VIEW"]),
     ("SELECT G, k, count(*) AS n FROM a GROUP BY x, G HAVING soundex(G) = 'x'", ["k is neither", "GROUP BY by x", ""]),
     ("SELECT any_value(s) AS v, nope FROM a", ["any row", "no column nope"]),
 ]
@@ -121,7 +121,7 @@ def test_a_refusal_does_not_hide_the_reasons_beside_and_inside_of_it(sql, whats)
     "rest",
     [
         "QUALIFY row_number() OVER (PARTITION BY G ORDER BY k) = 1 LIMIT 3",
-        "LATERAL VIEW explode(array(k)) t AS y LIMIT 2",
+        "LATERAL VIEW stack(1, k) t AS y LIMIT 2",
         "LIMIT 3 OFFSET 2",
         "WHERE k IN (SELECT k FROM b GROUP BY k LIMIT 2) OR k = 1",
     ],
@@ -262,7 +262,7 @@ def test_what_has_no_definite_answer_comes_with_what_to_write_instead(sql, place
         ("SELECT g, sum(k) OVER (ORDER BY g ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) AS w FROM a", "add a.k to"),
         ("SELECT g, n, ntile(2) OVER (ORDER BY n) AS r FROM (SELECT g, count(*) AS n FROM a GROUP BY g)", "add g to"),
         ("SELECT g, count(*) AS n, row_number() OVER (ORDER BY count(*)) AS r FROM a GROUP BY g", "add a.g to"),
-        ("SELECT k, y, ntile(2) OVER (ORDER BY k) AS r FROM a LATERAL VIEW explode(array(k)) t AS y", "add t.y to"),
+        ("SELECT k, y, ntile(2) OVER (ORDER BY k) AS r FROM a LATERAL VIEW stack(1, k) t AS y", "add t.y to"),
         ("SELECT k, md5(s) AS h FROM a ORDER BY g LIMIT 3", "add k, h to ORDER BY"),
         ("SELECT g, skewness(k) AS w FROM a GROUP BY g ORDER BY 2 LIMIT 3", "add a.g to ORDER BY"),
         ("SELECT a.k, b.k AS bk FROM a, b ORDER BY a.k LIMIT 3", "add bk to ORDER BY"),

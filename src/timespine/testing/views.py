@@ -16,6 +16,7 @@ from timespine.views.plan.algebra import (
     AggregateCall,
     At,
     Delta,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -92,6 +93,8 @@ def apply_node(plan: PlanNode, parts: list[Multiset]) -> Multiset:
         for row, count in parts[0].items():
             named = _named(plan.child, row)
             got[tuple(value_of(each, named) for _, each in plan.outputs)] += count
+    elif isinstance(plan, Explode):
+        got = _exploded(plan, parts[0])
     elif isinstance(plan, Union):
         for part in parts:
             for row, count in part.items():
@@ -139,6 +142,18 @@ def _chosen(plan: PlanNode, row: ViewRow, names: tuple[str, ...]) -> ViewRow:
 def _repeated(rows: Multiset) -> list[ViewRow]:
     assert all(count > 0 for count in rows.values()), "a relation has positive counts"
     return list(rows.elements())
+
+
+def _exploded(plan: Explode, rows: Multiset) -> Multiset:
+    got: Multiset = Counter()
+    for row, count in rows.items():
+        named = _named(plan.child, row)
+        elements: list[tuple[int | None, Any]] = [*enumerate(value_of(plan.array, named) or ())]
+        elements = elements or [(None, None)] * plan.is_outer
+        for place, element in elements:
+            places = () if plan.position is None else (place,)
+            got[(*(named[column.name] for column in plan.kept), *places, element)] += count
+    return got
 
 
 def _join(plan: Join, left: Multiset, right: Multiset) -> Multiset:
@@ -319,7 +334,7 @@ def value_of(expression: Expression, row: Mapping[str, Any]) -> Any:
         return True if True in args else None if None in args else False
     if name == "is null":
         return args[0] is None
-    if name == "struct":
+    if name in ("struct", "array"):
         return tuple(args)
     if name == "coalesce":
         return next((each for each in args if each is not None), None)

@@ -18,6 +18,7 @@ from timespine.views.engine.accumulators import AGAIN, GREATEST, LEAST, accumula
 from timespine.views.engine.portable_plans import only_spark
 from timespine.views.plan.algebra import (
     Aggregate,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -141,6 +142,8 @@ def _step(plan: PlanNode, child: PlanNode, keys: InputKeys, numbers: Mapping[Agg
         return f"{kind}{_relation(other, numbers)} by {by}{_access(other, names, keys)}"
     if isinstance(plan, Aggregate):
         return f"groups by {', '.join(map(str, plan.keys)) or 'all rows'}"
+    if isinstance(plan, Explode):
+        return f"a row for each element of {plan.array}"
     if isinstance(plan, WindowNode):
         return f"partitions by {', '.join(map(str, plan.partition)) or 'all rows'}"
     if isinstance(plan, Top):
@@ -157,7 +160,9 @@ def _relation(plan: PlanNode, numbers: Mapping[Aggregate, int]) -> str:
 
 def _access(plan: PlanNode, names: list[str], keys: InputKeys) -> str:
     """Say how rows with certain values are found: by the key, by its first columns, or by a scan."""
-    while isinstance(plan, Filter | Project):
+    while isinstance(plan, Filter | Project | Explode):
+        if isinstance(plan, Explode) and not {*names} <= {column.name for column in plan.kept}:
+            return " (computed, so all rows are read)"
         if isinstance(plan, Project):
             same = {column.name: each.name for column, each in plan.outputs if isinstance(each, PlanColumn)}
             if not all(name in same for name in names):

@@ -13,12 +13,14 @@ from typing import Protocol
 import polars as pl
 
 from timespine.views.engine.accumulators import Grouping
+from timespine.views.engine.explode_rows import explode_rows
 from timespine.views.engine.lowering import WEIGHT, evaluate_columns, keep_rows, memory_type
 from timespine.views.engine.windows import top_after, top_rows, window_rows
 from timespine.views.plan.algebra import (
     Aggregate,
     At,
     Delta,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -221,6 +223,10 @@ class Evaluator:
             return keep_rows(self._evaluate(plan.child, keys), plan.condition)
         if isinstance(plan, Project):
             return self._project(plan, keys)
+        if isinstance(plan, Explode):
+            own = keys.part(tuple(column.name for column in plan.kept)) if keys is not None else None
+            got = explode_rows(plan, self._evaluate(plan.child, own))
+            return got if keys is None or own is keys else keys.only(got)
         if isinstance(plan, Union):
             names = [*names_of(plan), WEIGHT]
             parts = [self._evaluate(child, keys) for child in plan.children]
@@ -315,7 +321,7 @@ def is_change(plan: PlanNode) -> bool:
     """Return whether a plan is as small as the changes: it is one, or is restricted by one."""
     if isinstance(plan, Delta | Restrict):
         return True
-    if isinstance(plan, Filter | Project):
+    if isinstance(plan, Filter | Project | Explode):
         return is_change(plan.child)
     if isinstance(plan, Join):
         return is_change(plan.left) or (plan.kind == "inner" and is_change(plan.right))

@@ -26,7 +26,7 @@ from typing import Any, SupportsFloat, cast
 import polars as pl
 import pyarrow as pa
 
-from timespine.views.plan.expressions import DIGITS, Call, Expression, Literal, PlanColumn, columns_of
+from timespine.views.plan.expressions import DIGITS, FIELD, Call, Expression, Literal, PlanColumn, columns_of
 
 WEIGHT = "_w"
 """The column of counts."""
@@ -199,6 +199,18 @@ _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 @_on("struct")
 def _struct(lowering: Lowering, call: Call) -> pl.Expr:
     return pl.struct([each.alias(f"a{place}") for place, each in enumerate(_args(lowering, call))])
+
+
+@_on(FIELD)
+def _field(lowering: Lowering, call: Call) -> pl.Expr:
+    value, name = call.args
+    assert isinstance(name, Literal)
+    return lowering.lower(value).struct.field(str(name.value)).cast(memory_type(call.type))
+
+
+@_on("array")
+def _array(lowering: Lowering, call: Call) -> pl.Expr:
+    return pl.concat_list(_args(lowering, call)).cast(memory_type(call.type))
 
 
 @_on("case")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from timespine.views.engine.accumulators import FUNCTIONS as AGGREGATES
 from timespine.views.engine.lowering import listed
 from timespine.views.engine.windows import computes
-from timespine.views.plan.algebra import Aggregate, Filter, Join, PlanNode, Project, WindowNode, nodes_of
+from timespine.views.plan.algebra import Aggregate, Explode, Filter, Join, PlanNode, Project, WindowNode, nodes_of
 from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Literal
 
 
@@ -32,6 +32,8 @@ def _expressions(node: PlanNode) -> list[Expression]:
         return [node.condition]
     if isinstance(node, Project):
         return [each for _, each in node.outputs]
+    if isinstance(node, Explode):
+        return [node.array]
     if isinstance(node, Join):
         return [node.condition] if node.condition is not None else []
     if isinstance(node, Aggregate | WindowNode):

@@ -21,11 +21,13 @@ import pyarrow as pa
 from timespine.columnar.schema.schema import TIME
 from timespine.views.engine.accumulators import ADD, COUNT, Grouping, decline_large, largest_total
 from timespine.views.engine.evaluate import Evaluator, Keys, Source, join_rows, set_operation
+from timespine.views.engine.explode_rows import explode_rows
 from timespine.views.engine.lowering import WEIGHT, Declined, evaluate_columns, keep_rows, memory_type
 from timespine.views.engine.windows import top_rows, window_rows
 from timespine.views.every.timed_rows import AT, differences_along, last_times, rows_at, sum_timed, touched_times
 from timespine.views.plan.algebra import (
     Aggregate,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -77,6 +79,8 @@ class TimedEvaluator:
         if isinstance(plan, Project):
             outputs = [(column.name, each) for column, each in plan.outputs]
             return evaluate_columns(self.changes(plan.child), outputs, [TIME, WEIGHT])
+        if isinstance(plan, Explode):
+            return explode_rows(plan, self.changes(plan.child), [TIME, WEIGHT])
         if isinstance(plan, Union):
             names = [*names_of(plan), TIME, WEIGHT]
             return pl.concat([self.changes(child).select(names) for child in plan.children])

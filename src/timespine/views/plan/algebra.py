@@ -5,6 +5,7 @@ A relation is a multiset: a count for each row, written R(row). With [condition]
     InputScan       R(row) = the count of the row in a collection
     Filter          R(row) = C(row) * [condition(row) is true]
     Project         R(out) = sum of C(row) over the rows with outputs(row) = out
+    Explode         R(row, x) = C(row) * how often x stands in array(row); outer: nulls for a row without elements
     Union           R(row) = sum of C(row) over the children
     Join inner      R(l, r) = L(l) * Q(r) * [keys are equal and not null, and condition(l, r) is true]
     Join semi       R(l) = L(l) * [some r with Q(r) > 0 is matched by l]
@@ -70,6 +71,27 @@ class Project:
     def columns(self) -> tuple[PlanColumn, ...]:
         """The columns of the result."""
         return tuple(column for column, _ in self.outputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explode:
+    """A row for each element of an array, beside columns of the row that has it."""
+
+    child: PlanNode
+    kept: tuple[PlanColumn, ...]
+    """The columns of the child that stay."""
+    array: Expression
+    element: PlanColumn
+    """The column of the elements."""
+    position: PlanColumn | None
+    """The column of their places, from 0 on; None: nothing asks for them."""
+    is_outer: bool
+    """Whether a row without elements stays, with nulls."""
+
+    @property
+    def columns(self) -> tuple[PlanColumn, ...]:
+        """The columns of the result."""
+        return (*self.kept, *((self.position,) if self.position is not None else ()), self.element)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -278,6 +300,7 @@ PlanNode = (
     InputScan
     | Filter
     | Project
+    | Explode
     | Union
     | Join
     | Aggregate

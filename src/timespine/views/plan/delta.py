@@ -2,7 +2,7 @@
 
 With o and n for a relation before and after, and d = n - o:
 
-    linear      d(f(R)) = f(d(R))                                  filter, project, union
+    linear      d(f(R)) = f(d(R))                                  filter, project, explode, union
     join        d(L x Q) = dL x oQ + nL x dQ                        n ways: n terms, since both times can be read
     semi, anti  d = (dL . nQ) + (T . nQ) - (T . oQ)                 T: rows of oL whose keys occur in dQ
     the others  d = f(n restricted to K) - f(o restricted to K)     K: the keys that occur in the changes below
@@ -17,12 +17,15 @@ get these, from inputs or from stages. tests/views/test_delta.py compares all ru
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from timespine.views.plan.algebra import (
     Aggregate,
     At,
     Delta,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -47,6 +50,8 @@ def delta_rule(node: PlanNode) -> PlanNode:
         return Filter(Delta(node.child), node.condition)
     if isinstance(node, Project):
         return Project(Delta(node.child), node.outputs)
+    if isinstance(node, Explode):
+        return replace(node, child=Delta(node.child))
     if isinstance(node, Union):
         return Union(tuple(Delta(child) for child in node.children))
     if isinstance(node, Join):
@@ -119,6 +124,8 @@ def rebuild(node: PlanNode, children: tuple[PlanNode, ...]) -> PlanNode:
         return Filter(children[0], node.condition)
     if isinstance(node, Project):
         return Project(children[0], node.outputs)
+    if isinstance(node, Explode):
+        return replace(node, child=children[0])
     if isinstance(node, Union):
         return Union(children)
     if isinstance(node, Join):

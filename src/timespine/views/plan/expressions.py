@@ -55,6 +55,8 @@ class Call:
     def __str__(self) -> str:
         if self.function == "cast":
             return str(self.args[0])
+        if self.function == FIELD and isinstance(self.args[1], Literal):
+            return f"{self.args[0]}.{self.args[1].value}"
         if len(self.args) == 2 and not self.function[0].isalpha():
             one, two = (
                 f"({each})" if isinstance(each, Call) and len(each.args) > 1 else str(each) for each in self.args
@@ -68,6 +70,10 @@ Expression = PlanColumn | Literal | Call
 TEXT_CALL = "spark"
 """The function of a call that only Spark computes. Its first argument is the text as it was written; in it, the number
 of another argument between two zero characters stands for that argument."""
+
+
+FIELD = "field"
+"""The function that takes a field of a struct, by the name that its second argument is."""
 
 
 def columns_of(expression: Expression) -> frozenset[str]:

@@ -29,6 +29,7 @@ from timespine.views.plan.algebra import (
     Aggregate,
     At,
     Delta,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -54,6 +55,7 @@ from timespine.views.spark_engine.frames import (
     combine_frames,
     consolidate_frame,
     cut_off,
+    explode_frame,
     filter_frame,
     forget_rows,
     join_frames,
@@ -301,6 +303,12 @@ class SparkEvaluator:
             )
         if isinstance(plan, Project):
             return self._project(plan, keys)
+        if isinstance(plan, Explode):
+            own = keys.part([column.name for column in plan.kept]) if keys is not None else None
+            rows = self._evaluate(plan.child, own)
+            if rows.is_empty:
+                return self._none(plan)
+            return self._only(SparkRows(explode_frame(plan, rows.frame), is_small=rows.is_small), keys)
         if isinstance(plan, Union):
             return self._union(plan, keys)
         if isinstance(plan, Negate):

@@ -14,7 +14,7 @@ import polars as pl
 from timespine.spark.quoted_names import quoted
 from timespine.spark.setup.worker_python import is_connect
 from timespine.views.engine.lowering import WEIGHT
-from timespine.views.plan.algebra import Join, PlanNode, SortKey, Top, WindowCall, WindowNode, names_of
+from timespine.views.plan.algebra import Explode, Join, PlanNode, SortKey, Top, WindowCall, WindowNode, names_of
 from timespine.views.plan.expressions import Expression
 from timespine.views.spark_engine.scalar_text import expression_text, spark_type
 
@@ -133,6 +133,16 @@ def project(frame: Any, outputs: Sequence[tuple[str, Expression]], keep: Sequenc
 def filter_frame(frame: Any, condition: Expression) -> Any:
     """Keep the rows for which a condition is true."""
     return frame.where(_expr(expression_text(condition)))
+
+
+def explode_frame(plan: Explode, frame: Any) -> Any:
+    """Give a row for each element of an array, with the kept columns and the counts."""
+    places = [] if plan.position is None else [plan.position.name]
+    function = f"{'posexplode' if places else 'explode'}{'_outer' if plan.is_outer else ''}"
+    names = ", ".join(map(quoted, [*places, plan.element.name]))
+    made = f"{function}({expression_text(plan.array)}) AS {f'({names})' if places else names}"
+    kept = [quoted(column.name) for column in plan.kept]
+    return columns(frame.selectExpr(*kept, quoted(WEIGHT), made), [*names_of(plan), WEIGHT])
 
 
 def negated(frame: Any, names: Sequence[str]) -> Any:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from timespine.spark.quoted_names import quoted
 from timespine.spark.type_mapping import ddl_of, struct_type
-from timespine.views.plan.expressions import TEXT_CALL, Call, Expression, Literal, PlanColumn
+from timespine.views.plan.expressions import FIELD, TEXT_CALL, Call, Expression, Literal, PlanColumn
 
 _SIMPLE_TYPES = {
     pa.int8(): "TINYINT",
@@ -86,6 +86,10 @@ def expression_text(expression: Expression) -> str:
         return constant_text(expression)
     if expression.function == TEXT_CALL:
         return _written(expression)
+    if expression.function == FIELD:
+        struct, name = expression.args
+        assert isinstance(name, Literal)
+        return f"({expression_text(struct)}).{quoted(str(name.value))}"
     made = _FUNCTIONS.get(expression.function)
     args = [expression_text(each) for each in expression.args]
     if made is not None:

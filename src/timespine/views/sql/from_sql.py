@@ -16,6 +16,7 @@ from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, Project
 from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
 from timespine.views.sql.grouping import SelectGroups, sort_key
+from timespine.views.sql.laterals import explode_arrays
 from timespine.views.sql.parse import Query, any_rows, has_no_answer, output_names, qualified
 from timespine.views.sql.prune_columns import prune_columns
 from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, Reason, check_args, refuse, sorted_reasons
@@ -36,7 +37,6 @@ LIMIT_MAX = 100_000
 """Most rows of ORDER BY ... LIMIT."""
 
 _REFUSED = {
-    "laterals": ("LATERAL VIEW has no rule", "store the exploded rows in a collection"),
     "pivots": ("PIVOT has no rule", "write CASE WHEN inside of aggregates"),
     "offset": ("OFFSET has no rule", "number the rows with row_number() and filter by it"),
     "qualify": ("QUALIFY has no rule", "filter by the window function in an outer SELECT"),
@@ -45,6 +45,10 @@ _REFUSED = {
     "match": ("MATCH_RECOGNIZE has no rule", "use policy 'full'"),
 }
 
+_OTHER_GENERATOR = (
+    "explode has no rule here",
+    "name its columns, and write it without another one, aggregates and windows: use LATERAL VIEW, or a subquery",
+)
 
 _SELECT_ARGS = {
     "expressions",
@@ -58,6 +62,7 @@ _SELECT_ARGS = {
     "distinct",
     "with_",
     "hint",
+    "laterals",
 }
 # Hints say how to compute, and not what.
 _QUERY_ARGS: dict[type, set[str]] = {exp.Subquery: {"this", "alias"}, exp.Select: {*_SELECT_ARGS, *_REFUSED}}
@@ -128,17 +133,18 @@ class Builder:
 
     def relation(self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]) -> Relation:
         """Translate one table, CTE or derived table of a FROM clause."""
+        if isinstance(node, exp.Lateral):
+            raise refuse(node, "LATERAL in FROM has no rule", "write LATERAL VIEW explode(...) name AS column")
         alias_node = node.args.get("alias")
         if alias_node is not None:
             check_args(alias_node, {"this"})
         if isinstance(node, exp.Subquery):
             plan, named = self.query(node, ctes, None)
         elif isinstance(node, exp.Table):
-            check_args(node, {"this", "alias", "laterals", "pivots"})
-            for what in ("laterals", "pivots"):
-                if node.args.get(what):
-                    self.note(refuse(node, *_REFUSED[what]))
-                    raise FollowsRefusal
+            check_args(node, {"this", "alias", "pivots"})
+            if node.args.get("pivots"):
+                self.note(refuse(node, *_REFUSED["pivots"]))
+                raise FollowsRefusal
             name = node.name.lower()
             if name in ctes:
                 plan, named = ctes[name]
@@ -169,7 +175,7 @@ class Builder:
         if node.args.get("from_") is None:
             raise refuse(node, "a SELECT without FROM has no rule", "read a collection")
         first = self._part(node.args["from_"].this, ctes)
-        is_partial = first.is_partial or any(node.args.get(each) for each in ("laterals", "pivots", "match"))
+        is_partial = first.is_partial or any(node.args.get(each) for each in ("pivots", "match"))
         plans, scope = [first.plan], dict(first.scope)
         conditions: list[Expression] = []
         for each in node.args.get("joins") or ():
@@ -198,7 +204,9 @@ class Builder:
                     self.note(refuse(each, f"{side} {kind} JOIN has no rule", known))
                     plans = [left]
             scope = both
-        return plans, Relation(plans[0], scope, is_partial), conditions
+        relation = Relation(plans[0], scope, is_partial)
+        explode_arrays(self, node, plans, relation, conditions)
+        return plans, relation, conditions
 
     def _part(self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]) -> Relation:
         """Translate a part of FROM; one that is refused has no known columns."""
@@ -228,6 +236,9 @@ class Builder:
         groups.windows()
         named: list[tuple[str, Expression]] = []
         for each in node.expressions:
+            if each.find(exp.Explode) is not None:
+                self.note(refuse(each, *_OTHER_GENERATOR))
+                continue
             made = groups.collected(_unaliased(each))
             if made is None:
                 continue

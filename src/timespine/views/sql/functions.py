@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.views.plan.expressions import DIGITS, Call, Expression, Literal
+from timespine.views.plan.expressions import DIGITS, FIELD, Call, Expression, Literal
 
 INT, BIGINT, DOUBLE, TEXT, DATE, BOOL = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.date32(), pa.bool_()
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -158,6 +158,24 @@ def _case(name: str, args: list[Expression]) -> Expression:
 def _coalesce(name: str, args: list[Expression]) -> Expression:
     to = common_type(args)
     return Call(name, tuple(cast(each, to) for each in args), to)
+
+
+@_on("array")
+def _array(name: str, args: list[Expression]) -> Expression:
+    if not args or any(pa.types.is_nested(each.type) for each in args):
+        raise NotListed("an array of nothing, or of nested values")
+    to = common_type(args)
+    return Call(name, tuple(cast(each, to) for each in args), pa.list_(to))
+
+
+def field_of(value: Expression, name: str) -> Expression:
+    """Take a field of a struct."""
+    fields = (
+        [each for each in value.type if each.name.lower() == name.lower()] if pa.types.is_struct(value.type) else []
+    )
+    if len(fields) != 1:
+        raise NotListed(f"{value.type} has no field {name}")
+    return Call(FIELD, (value, Literal(fields[0].name, TEXT)), fields[0].type)
 
 
 @_on("nullif")

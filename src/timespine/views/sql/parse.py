@@ -19,6 +19,7 @@ from sqlglot.optimizer.qualify import qualify
 
 from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
+from timespine.views.sql.laterals import with_laterals
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
 from timespine.views.sql.refusal_reasons import WRITTEN, Reason, reason_at
 
@@ -214,6 +215,7 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         name.lower(): {each.name.lower(): "INT" for each in columns} for name, columns in inputs.items()
     }
     tree = query.tree.copy()
+    with_laterals(tree)
     for table in tree.find_all(exp.Table):
         if len(table.parts) > 1:  # a collection whose name has a dot
             name = ".".join(part.name for part in table.parts)
@@ -223,7 +225,7 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         return qualify(tree, schema=schema, dialect="spark", expand_alias_refs=True)
     except (OptimizeError, SqlglotError) as error:
         reason = name_reason(error, query.tree, inputs)
-        # Spark knows names inside of nested columns, and those that LATERAL VIEW makes; sqlglot may not.
+        # Spark knows names inside of nested columns, and those that other generators make; sqlglot may not.
         is_nested = any(pa.types.is_nested(each.type) for columns in inputs.values() for each in columns)
         is_certain = not is_nested and query.tree.find(exp.Lateral, exp.Pivot, exp.Unnest) is None
         found = (*query.forbidden, replace(reason, forbidden=is_certain))
@@ -240,7 +242,9 @@ def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]
         written.update({each.name.lower(): each.name for each in columns})
     unnamed = []
     for each in first.expressions:
-        if isinstance(each, exp.Alias | exp.Column):
+        if isinstance(each, exp.Aliases):
+            written.update({name.name.lower(): name.name for name in each.args["expressions"]})
+        elif isinstance(each, exp.Alias | exp.Column):
             if not isinstance(each, exp.Column) or not each.is_star:
                 written[each.alias_or_name.lower()] = each.alias_or_name
         elif not each.is_star:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from timespine.views.plan.algebra import (
     Aggregate,
+    Explode,
     Filter,
     InputScan,
     Join,
@@ -41,6 +44,8 @@ def _needs(node: PlanNode, above: set[str]) -> list[set[str]]:
         return [above | columns_of(node.condition)]
     if isinstance(node, Project):
         return [set().union(*(columns_of(each) for column, each in _kept(node, above)))]
+    if isinstance(node, Explode):
+        return [{column.name for column in node.kept if column.name in above} | columns_of(node.array)]
     if isinstance(node, Join):
         keys = {column.name for pair in node.keys for column in pair}
         more = columns_of(node.condition) if node.condition is not None else frozenset()
@@ -63,10 +68,14 @@ def _kept(node: Project, above: set[str]) -> list[tuple[PlanColumn, Expression]]
 
 def _narrowed(node: PlanNode, above: set[str], children: tuple[PlanNode, ...]) -> PlanNode:
     if isinstance(node, InputScan):
-        kept = tuple(each for each in node.outputs if each[0].name in above)
-        return InputScan(node.input, kept or node.outputs[:1])
+        outputs = tuple(each for each in node.outputs if each[0].name in above)
+        return InputScan(node.input, outputs or node.outputs[:1])
     if isinstance(node, Project):
         return Project(children[0], tuple(_kept(node, above)))
+    if isinstance(node, Explode):
+        kept = tuple(column for column in node.kept if column.name in above)
+        position = node.position if node.position is not None and node.position.name in above else None
+        return replace(node, child=children[0], kept=kept, position=position)
     if isinstance(node, Union):
         # The children may keep different columns: bring them to the same ones.
         columns = [column for column in node.columns if column.name in above] or list(node.columns[:1])

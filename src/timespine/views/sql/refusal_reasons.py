@@ -74,13 +74,18 @@ def refuse(node: Any, what: str, instead: str, *, forbidden: bool = False) -> No
 
 def reason_at(node: Any, what: str, instead: str, *, forbidden: bool = False) -> Reason:
     """Make a reason at the first place in the text that is known of a node."""
+    line, column = place_in_text(node)
+    return Reason(line, column, what, instead, forbidden)
+
+
+def place_in_text(node: Any) -> tuple[int, int]:
+    """Return the line and column of the first place in the text that is known of a node; zeros if none is."""
     places = [
         (each.meta["line"], max(each.meta["col"] - (each.meta["end"] - each.meta["start"]), 1))
         for each in (node.walk() if node is not None else ())
         if "line" in each.meta
     ]
-    line, column = min(places, default=(0, 0))
-    return Reason(line, column, what, instead, forbidden)
+    return min(places, default=(0, 0))
 
 
 def check_args(node: Any, allowed: set[str]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from timespine.views.plan.algebra import Filter, Join, PlanNode, Project, Union, names_of
+from timespine.views.plan.algebra import Explode, Filter, Join, PlanNode, Project, Union, names_of
 from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of, conjunction, conjuncts
 from timespine.views.sql.functions import NotListed, cast, common_type
 
@@ -36,7 +36,13 @@ class Relation:
 
 
 def filtered(plan: PlanNode, conditions: Sequence[Expression]) -> PlanNode:
-    """Return the rows of a plan that satisfy all conditions."""
+    """Return the rows of a plan that satisfy all conditions; those that name no element of an array come before it."""
+    if isinstance(plan, Explode):
+        kept = {column.name for column in plan.kept}
+        below = [each for each in conditions if columns_of(each) <= kept]
+        if below:
+            conditions = [each for each in conditions if each not in below]
+            plan = replace(plan, child=filtered(plan.child, below))
     whole = conjunction(list(conditions))
     return plan if whole is None else Filter(plan, whole)
 

@@ -26,6 +26,7 @@ from timespine.views.sql.functions import (
     cast,
     common_type,
     explicit_cast,
+    field_of,
 )
 from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, Reason, check_args, refuse, written_name
 from timespine.views.sql.spark_types import SparkTypes
@@ -89,7 +90,7 @@ _ARGS = {
 }
 """The parts of nodes that are translated, or mean nothing here, beside their operands."""
 
-_KNOWN = {*_BINARY, *_UNARY, *_ARGS, exp.In, exp.Is, exp.Coalesce, exp.Paren, exp.Extract, exp.TsOrDsToDate}
+_KNOWN = {*_BINARY, *_UNARY, *_ARGS, exp.Array, exp.In, exp.Is, exp.Coalesce, exp.Paren, exp.Extract, exp.TsOrDsToDate}
 
 _PARTS = {"YEAR": "year", "MONTH": "month", "DAY": "day", "QUARTER": "quarter", "DOY": "day of year"}
 
@@ -186,6 +187,10 @@ class Scalars:
             return call("not", made) if node.args.get("negate") else made
         if type(node) in _UNARY:
             return call(_UNARY[type(node)], go(node.this))
+        if isinstance(node, exp.Array):
+            return call("array", *map(go, node.expressions))
+        if isinstance(node, exp.Dot):
+            return field_of(go(node.this), node.expression.name)
         if isinstance(node, exp.Is):
             return self._is(node)
         if isinstance(node, exp.In) and node.expressions:
