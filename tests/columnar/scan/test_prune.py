@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +17,7 @@ from timespine.columnar.kernels.key_encoding import encode_scalar
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.predicate.key_set import FEW, KeySet
 from timespine.columnar.predicate.where import as_predicate, col
+from timespine.columnar.scan import prune
 from timespine.columnar.scan.prune import Pruner
 from timespine.columnar.scan.scan import ScanRequest, scan
 from timespine.columnar.scan.visibility import Window
@@ -367,6 +369,41 @@ def test_reads_by_pages_give_what_reads_by_row_groups_give(data):
     for page_rows in (page, group):
         place = Place([schema], replace(ROOMY, row_group_rows=group, page_rows=page_rows))
         run = place.run(updates)
-        rows, _ = read(place, [run], ScanRequest(schema, columns, window=Window(until=(2,)), **asked))
+        with mock.patch.object(prune, "NEAR_ROWS", data.draw(st.sampled_from([0, 5, 4096]))):
+            rows, _ = read(place, [run], ScanRequest(schema, columns, window=Window(until=(2,)), **asked))
         found.append(rows)
     assert found[0] == found[1]
+
+
+def test_a_search_by_the_first_column_compares_integers_of_its_type(decoded):
+    """As doubles, 2,048 neighbours of these numbers are equal."""
+    first = 1 << 63
+    schema = define({"k": "uint64"}, {"v": "int64"})
+    place = Place([schema], replace(ROOMY, row_group_rows=100, page_rows=10))
+    run = place.run([((first + n, n), (0,), 1) for n in range(400)])
+    where = as_predicate((col("k") >= first + 137) & (col("k") <= first + 139))
+    rows, _ = read(place, [run], ScanRequest(schema, schema.names, where=where))
+    assert [row["v"] for row in rows] == [137, 138, 139]
+    assert decoded == [("groups", (1,), ("k",)), ("page", 1, 3, ("v",))]
+
+
+def test_a_range_of_the_first_column_looks_at_the_statistics_of_its_row_groups_only(monkeypatch):
+    place, run = paged()
+    asked = []
+    ranges = PartReader.group_ranges
+    monkeypatch.setattr(PartReader, "group_ranges", lambda self, group: asked.append(group) or ranges(self, group))
+    for where, groups in (
+        ((col("k") >= 118) & (col("k") < 132), {1}),
+        ((col("k") > 199) & (col("v") > 0) & (col("k") <= 205), {1, 2}),
+        (col("k") == 305, {3}),
+        ((col("k") < 5) | (col("k") > 395), {0, 1, 2, 3}),
+        (~(col("k") >= 90), {0, 1, 2, 3}),
+    ):
+        asked.clear()
+        rows, _ = read(place, [run], ScanRequest(KV, KV.names, where=as_predicate(where)))
+        assert [row["k"] for row in rows] == [n for n in range(400) if where_holds(where, n)]
+        assert set(asked) <= groups
+
+
+def where_holds(where, number):
+    return as_predicate(where).mask(pa.table({"k": [number], "v": [number * 10]})).to_pylist() == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -368,6 +369,22 @@ def test_reading_ahead_gives_the_same_and_passes_errors_on():
         with pytest.raises(MissingBlob):
             next(tables)
         assert list(prefetch(iter([]), pool)) == []
+
+
+def test_few_tables_are_read_by_the_caller_and_later_ones_ahead():
+    readers = []
+
+    def tables(count):
+        for number in range(count):
+            readers.append(threading.current_thread() is threading.main_thread())
+            yield pa.table({"a": [number]})
+
+    with ThreadPoolExecutor(1) as pool:
+        for count in (0, 1, 4):
+            readers.clear()
+            found = [table.column("a")[0].as_py() for table in prefetch(tables(count), pool)]
+            assert (found, readers) == (list(range(count)), [True, True, False, False][:count])
+        assert pool._work_queue.empty()
 
 
 def test_an_empty_table_has_the_columns_that_a_scan_gives():

@@ -111,6 +111,11 @@ def encode_scalar(value: object, type: pa.DataType) -> bytes:
     return encode_arrow_scalar(_scalar(value, type))
 
 
+def decode_integer(encoded: bytes) -> int:
+    """Return the integer that an encoding of one value is of, null excluded."""
+    return int.from_bytes(encoded[1:], "big") - _INT_OFFSET
+
+
 def truncate_lower(encoded: bytes, bytes_max: int) -> bytes:
     """Return a lower bound of at most that many bytes: a prefix comes before everything that begins with it."""
     return encoded[: _at_least_one(bytes_max)]
@@ -171,7 +176,7 @@ def recode(encoded: bytes, old_type: pa.DataType, new_type: pa.DataType) -> byte
             return encoded
         # Only those integers are widened to double that a double holds exactly.
         if pa.types.is_floating(new_type) and old_type.bit_width <= 32 and len(encoded) == 1 + _INT_BYTES:
-            return _double(float(int.from_bytes(encoded[1:], "big") - _INT_OFFSET))
+            return _double(float(decode_integer(encoded)))
         return None
     if pa.types.is_floating(old_type) and pa.types.is_floating(new_type):
         return encoded

@@ -21,7 +21,16 @@ from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels import key_encoding
 from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import LiteralValue, literal_text, place_literal, polars_literal, polars_type
-from timespine.columnar.predicate.predicate import Point, Possible, Predicate, Ranges, Types, product_of, type_of
+from timespine.columnar.predicate.predicate import (
+    EncodedRange,
+    Point,
+    Possible,
+    Predicate,
+    Ranges,
+    Types,
+    product_of,
+    type_of,
+)
 from timespine.errors import UsageError, short_repr
 from timespine.libraries import cs, pl
 
@@ -144,16 +153,29 @@ class Compare(ColumnCondition):
         known = ranges.get(self.column)
         if known is None or known.nulls >= rows:
             return _UNKNOWN if known is None else _NEVER
+        meaning = self._meaning(types)
+        if isinstance(meaning, bool):
+            return meaning, not meaning
+        comparison, encoded = meaning
+        return _may(comparison, encoded, known), _may(_OPPOSITE[comparison], encoded, known)
+
+    def _meaning(self, types: Types) -> tuple[str, bytes] | bool:
+        """Return the equivalent comparison of encoded values, or a truth value that holds for all."""
         type = type_of(self.column, types)
         meaning = self._encoded.get(type)
         if meaning is None:
             found = self._equivalent(types)
             meaning = found if isinstance(found, bool) else (found[0], key_encoding.encode_scalar(found[1], type))
             self._encoded[type] = meaning
+        return meaning
+
+    def encoded_range(self, name: str, type: pa.DataType) -> EncodedRange:
+        meaning = self._meaning({name: type}) if name == self.column else True
         if isinstance(meaning, bool):
-            return meaning, not meaning
+            return None, None
         comparison, encoded = meaning
-        return _may(comparison, encoded, known), _may(_OPPOSITE[comparison], encoded, known)
+        lower = encoded if comparison in ("=", ">", ">=") else None
+        return lower, encoded if comparison in ("=", "<", "<=") else None
 
     def _values(self, types: Types) -> tuple[str, list[Any]] | None:
         if self.comparison != "=":

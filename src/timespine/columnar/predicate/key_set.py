@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.cached_property import cached_property
-from timespine.columnar.kernels.key_encoding import encode_row
+from timespine.columnar.kernels.key_encoding import decode_integer, encode_row
 from timespine.columnar.predicate.predicate import Ranges
 from timespine.errors import UsageError
 from timespine.libraries import pl
@@ -23,7 +23,6 @@ from timespine.libraries import pl
 FEW = 512
 """The most keys that are looked up one by one in the bounds of a row group."""
 
-_INT_OFFSET = 1 << 63
 
 _DENSE = 8
 """The largest ratio of span to number of values for which a table of the whole span is the fastest lookup."""
@@ -151,8 +150,7 @@ class KeySet:
         if known is None or known.lower is None or known.upper is None or known.nulls != 0:
             return True
         if self._integers is not None and len(known.lower) == 10 == len(known.upper):
-            low = int.from_bytes(known.lower[1:], "big") - _INT_OFFSET
-            high = int.from_bytes(known.upper[1:], "big") - _INT_OFFSET
+            low, high = decode_integer(known.lower), decode_integer(known.upper)
             index = int(np.searchsorted(self._integers, low))
             return index < len(self._integers) and int(self._integers[index]) <= high
         index = bisect_left(self._encode_first_column, known.lower)

@@ -45,6 +45,8 @@ Ranges = Mapping[str, Range]
 """The known ranges of columns by name."""
 Possible = tuple[bool, bool]
 """Whether some row may make it true, and whether some row may make it false."""
+EncodedRange = tuple[bytes | None, bytes | None]
+"""The least and the greatest encoded value, both included; None for an open end."""
 Point = tuple[Any, ...]
 """The values of some key columns."""
 
@@ -64,7 +66,9 @@ class Predicate:
 
     def check(self, schema: Schema) -> None:
         """Raise a UsageError if a column is unknown, or compared with a constant of another kind."""
-        self.to_polars({each.name: each.type for each in schema.arrow})
+        known = {each.name: each.type for each in schema.arrow}
+        made = self.to_polars(known)
+        self._compiled[tuple((name, known[name]) for name in self.columns if name in known)] = made
 
     def to_polars(self, types: Types) -> pl.Expr:
         """Convert it to a polars expression for columns of these types: true, false or null."""
@@ -97,6 +101,10 @@ class Predicate:
         A column without a range may have any value.
         """
         return self._possible(ranges, types, rows)[0]
+
+    def encoded_range(self, name: str, type: pa.DataType) -> EncodedRange:
+        """Return encoded values between which that of a column lies in every matching row; None for an open end."""
+        return None, None
 
     def key_points(self, names: Sequence[str], types: Types) -> list[Point] | None:
         """Return keys of which every matching row has one; None if it does not restrict all these columns.
@@ -221,6 +229,13 @@ class Junction(Predicate):
                 return None
             points.update(dict.fromkeys(its))
         return list(points) if len(points) <= POINTS_MAX else None
+
+    def encoded_range(self, name: str, type: pa.DataType) -> EncodedRange:
+        if not self.every:
+            return None, None
+        found = [term.encoded_range(name, type) for term in self.inside]
+        lowers, uppers = ([each for each in ends if each is not None] for ends in zip(*found, strict=True))
+        return max(lowers, default=None), min(uppers, default=None)
 
     def __str__(self) -> str:
         if self.every:

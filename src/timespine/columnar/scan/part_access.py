@@ -344,7 +344,7 @@ class Parts:
         if not rest or (reader.key, group, rest[0]) in self.cache:
             return pruner.near_keys(reader, self._read(reader, (group,), columns, hint))
         (filtered,) = self._read(reader, (group,), filters, hint)
-        start, stop = pruner.rows_to_read(filtered)
+        start, stop = pruner.rows_to_read(reader, filtered)
         if start == stop:
             return []
         with self._counted():

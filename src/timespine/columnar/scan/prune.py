@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.cached_property import cached_property
-from timespine.columnar.kernels.key_encoding import leading, recode
+from timespine.columnar.kernels.key_encoding import decode_integer, leading, recode
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import PartMeta, Range, known_meta
 from timespine.columnar.parts.row_group_index import first_from
 from timespine.columnar.predicate.key_set import FEW, Integers
-from timespine.columnar.predicate.predicate import Ranges
+from timespine.columnar.predicate.predicate import EncodedRange, Ranges
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF, Field, Schema, time_names
 from timespine.columnar.schema.types import parse_type
@@ -24,6 +24,9 @@ from timespine.core.batch import Part
 
 PAGED_GROUPS = 8
 """Row groups that a read without keys may need at most, for it to look at the pages of each."""
+
+NEAR_ROWS = 4096
+"""Rows that a search leaves at most, so that the filter is not asked which of them are wanted before they are read."""
 
 FEW_SLICES = 8
 """Ranges of a row group that are cut out of it one by one, rather than picked row by row."""
@@ -42,6 +45,7 @@ class Pruner:
         self._by_key = bool(key) and key == request.schema.order_ids[: len(key)] and self._has_same(key)
         """Whether rows are ordered by the key first, and bounds compare with those of the wanted schema."""
         self._lower, self._upper, self._is_exact = self._range()
+        self._first_range = self._range_of_first_column()
 
     def _range(self) -> tuple[bytes | None, bytes | None, bool]:
         """Return the wanted range by those columns of the cut that compare, and whether these are all of them.
@@ -59,6 +63,20 @@ class Pruner:
         types = [request.schema.by_id(id).arrow_type for id in ids[:same]]
         lower, upper = (None if each is None else leading(each, types) for each in (request.lower, request.upper))
         return (lower, upper, False) if same else (None, None, False)
+
+    def _range_of_first_column(self) -> EncodedRange:
+        """Return where the condition puts the first column of the order, if rows are written by it as they are wanted.
+
+        Doubles are left out: their two zeros are equal, and are encoded differently.
+        """
+        request = self._wanted
+        first = request.schema.order_ids[:1]
+        if request.where is None or not first or not self._has_same(first):
+            return None, None
+        field = request.schema.by_id(first[0])
+        if field.name not in request.where.columns or pa.types.is_floating(field.arrow_type):
+            return None, None
+        return request.where.encoded_range(field.name, field.arrow_type)
 
     def _has_same(self, ids: tuple[int, ...]) -> bool:
         """Tell whether the order of the written schema begins with these columns, with the types they are wanted
@@ -113,6 +131,9 @@ class Pruner:
         inside = range(reader.groups)
         if reader.key_index is not None:
             inside = reader.key_index.find(self._lower, self._upper)
+            if self._first_range != (None, None):
+                near_first = reader.key_index.find(*self._first_range)
+                inside = range(max(inside.start, near_first.start), min(inside.stop, near_first.stop))
         if not self._filtered:
             return list(inside)
         keys = self._wanted.keys
@@ -142,17 +163,42 @@ class Pruner:
             return False
         return len(groups) <= PAGED_GROUPS or (request.keys is not None and len(request.keys) <= FEW)
 
-    def rows_to_read(self, filtered: pa.Table) -> tuple[int, int]:
+    def rows_to_read(self, reader: PartReader, filtered: pa.Table) -> tuple[int, int]:
         """Return the range of rows of a row group that has all those that are asked for, by the columns of the
         filter."""
         request = self._wanted
+        start, stop = self._rows_by_first_column(reader, filtered)
+        if stop - start <= NEAR_ROWS:
+            return start, stop
+        filtered = filtered.slice(start, stop - start)
         mask = np.ones(filtered.num_rows, dtype=np.bool_)
         if request.where is not None:
             mask &= request.where.mask(filtered).to_numpy(zero_copy_only=False)
         if request.keys is not None:
             mask &= request.keys.mask(filtered).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(mask)
-        return (int(rows[0]), int(rows[-1]) + 1) if rows.size else (0, 0)
+        return (start + int(rows[0]), start + int(rows[-1]) + 1) if rows.size else (start, start)
+
+    def _rows_by_first_column(self, reader: PartReader, filtered: pa.Table) -> tuple[int, int]:
+        """Return the range of rows that may be asked for, by a search in the first column, by which rows ascend."""
+        first = reader.schema.order_names[0]
+        if reader.key_index is None or first not in self.filter_columns:
+            return 0, filtered.num_rows
+        column = filtered.column(first)
+        keys = self._wanted.keys
+        if keys is not None and self._by_key and self._key_names[0] == keys.names[0]:
+            ranges = keys.ranges_in(column)
+            if ranges is not None:
+                return (int(ranges[0][0]), int(ranges[1][-1])) if len(ranges[0]) else (0, 0)
+        lower, upper = self._first_range
+        if (lower, upper) == (None, None) or not pa.types.is_integer(column.type) or column.null_count:
+            return 0, filtered.num_rows
+        values = column.to_numpy()
+        # SUBTLE: a bound of the type of the values: beside another one, numpy would compare doubles (test_prune.py).
+        as_value = values.dtype.type
+        start = 0 if lower is None else int(np.searchsorted(values, as_value(decode_integer(lower))))
+        stop = len(values) if upper is None else int(np.searchsorted(values, as_value(decode_integer(upper)), "right"))
+        return start, max(start, stop)
 
     def near_keys(self, reader: PartReader, tables: list[pa.Table]) -> list[pa.Table]:
         """Return the rows of some row groups that may have one of the keys: all, if they are not found by a search.

@@ -342,10 +342,18 @@ def gather(
 
 
 def prefetch(tables: Iterator[pa.Table], pool: Executor | None) -> Iterator[pa.Table]:
-    """Yield the same tables, the next one being read while the caller is at work on the last."""
+    """Yield the same tables, from the third on the next one being read while the caller is at work on the last.
+
+    Most reads of few rows end before: to hand them to another thread takes longer than to do them.
+    """
     if pool is None:
         yield from tables
         return
+    for _ in range(2):
+        first = next(tables, None)
+        if first is None:
+            return
+        yield first
     coming = pool.submit(next, tables, None)
     while (table := outcome(coming)) is not None:
         coming = pool.submit(next, tables, None)

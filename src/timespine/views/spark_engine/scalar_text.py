@@ -87,9 +87,9 @@ def expression_text(expression: Expression) -> str:
     if expression.function == TEXT_CALL:
         return _written(expression)
     if expression.function == FIELD:
-        struct, name = expression.args
-        assert isinstance(name, Literal)
-        return f"({expression_text(struct)}).{quoted(str(name.value))}"
+        struct, field = expression.args
+        assert isinstance(field, Literal)
+        return f"({expression_text(struct)}).{quoted(str(field.value))}"
     made = _FUNCTIONS.get(expression.function)
     args = [expression_text(each) for each in expression.args]
     if made is not None:
