@@ -75,6 +75,13 @@ def test_a_compression_is_one_of_two(value: Any) -> None:
         Config(compression=value)
 
 
+@pytest.mark.parametrize("value", ["md5", "SHA256", 1, None])
+def test_a_hash_of_pieces_is_one_of_two(value: Any) -> None:
+    assert REMOTE.piece_hash == Config(piece_hash="sha256").piece_hash != DEFAULT.piece_hash
+    with pytest.raises(UsageError, match="piece_hash"):
+        Config(piece_hash=value)
+
+
 @pytest.mark.parametrize("value", [1, 1 << 40])
 def test_bounds_themselves_are_fine(value: int) -> None:
     assert Config(claim_ms=value).claim_ms == value

@@ -10,7 +10,7 @@ import thrift
 from stored_part import KEY, SCHEMA, Bytes, check_same, encoded, opened, part_of, rows
 
 from timespine.columnar.parts.copied_groups import join_row_groups, row_groups
-from timespine.columnar.parts.part_footer import Footer, hash_of
+from timespine.columnar.parts.part_footer import Footer, hash_of, piece_hasher
 from timespine.columnar.parts.part_reader import open_part
 from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError, VersionError
@@ -227,6 +227,7 @@ FORGED = {
     "format -1": with_ours(replaced(version=-1)),
     "other rows": with_ours(replaced(rows=41)),
     "negative rows": with_ours(replaced(rows=-1)),
+    "a hash that there is not": with_ours(replaced(piece_hash="md5")),
     "no pieces": with_ours(replaced(pieces=b"")),
     "more pieces": with_ours(replaced(pieces=bytes(4000))),
     "longer pieces": with_ours(
@@ -318,6 +319,13 @@ def test_what_was_not_verified_is_not_decoded_whatever_the_footer_says(lie):
     assert time.monotonic() - started < PATIENCE_S
 
 
+def test_pieces_with_another_hash_than_their_footer_says_are_refused():
+    assert CONFIG.piece_hash == "xxh3"
+    data, part = forged(with_ours(replaced(piece_hash="sha256")))
+    for groups, columns in READS.values():
+        assert attempt(data, groups, columns, part)
+
+
 def test_any_byte_of_a_footer_may_be_hostile():
     outcomes = {True: 0, False: 0}
     for place in range(len(TAIL)):
@@ -335,6 +343,7 @@ def test_any_byte_of_a_column_chunk_may_be_hostile():
     """The hashes agree: what decodes is what somebody wrote. Here nothing may crash, or have another shape."""
     text = ours(thrift.decode(TAIL[:-8]))[2][1]
     footer = msgspec.json.decode(text, type=Footer)
+    hasher = piece_hasher(footer.piece_hash)
     count = len(footer.pieces) // 20
     sizes = [int.from_bytes(footer.pieces[4 * piece : 4 * piece + 4], "little") for piece in range(count)]
     starts = [4 + sum(sizes[:piece]) for piece in range(count)]
@@ -343,7 +352,7 @@ def test_any_byte_of_a_column_chunk_may_be_hostile():
     for place in range(4, starts[-1]):
         broken = bytearray(body)
         broken[place] ^= (0xFF, 1, 0x40, 0x80)[place % 4]
-        hashes = [hash_of(bytes(broken[start : start + size])) for start, size in zip(starts, sizes, strict=True)]
+        hashes = [hasher(bytes(broken[start : start + size])) for start, size in zip(starts, sizes, strict=True)]
         agreed = replaced(pieces=footer.pieces[: 4 * count] + b"".join(hashes))(text)
         data, part = forged(TAIL.replace(text, agreed), bytes(broken))
         started = time.monotonic()
@@ -356,9 +365,11 @@ def test_any_byte_of_a_column_chunk_may_be_hostile():
     assert refused
 
 
-def test_every_flipped_byte_of_copied_row_groups_is_found():
-    first, second = (groups_of(encoded(rows(40), config=CONFIG), group) for group in (0, 1))
-    made = join_row_groups([first, second], "orders", 3, "p1", CONFIG)
+@pytest.mark.parametrize("piece_hash", ["xxh3", "sha256"])
+def test_every_flipped_byte_of_copied_row_groups_is_found(piece_hash):
+    config = dataclasses.replace(CONFIG, piece_hash=piece_hash)
+    first, second = (groups_of(encoded(rows(40), config=config), group, config) for group in (0, 1))
+    made = join_row_groups([first, second], "orders", 3, "p1", config)
     check_same(opened(made, config=CONFIG).read(), TABLE)
     for place in range(len(made.data)):
         broken = bytearray(made.data)
@@ -367,6 +378,6 @@ def test_every_flipped_byte_of_copied_row_groups_is_found():
             opened(made, config=CONFIG, fetch=Bytes(bytes(broken))).verify()
 
 
-def groups_of(made, group):
+def groups_of(made, group, config):
     """One row group of a part, to be copied."""
-    return row_groups(opened(made, config=CONFIG), made.meta).take(range(group, group + 1))
+    return row_groups(opened(made, config=config), made.meta, config).take(range(group, group + 1))

@@ -165,3 +165,19 @@ def test_a_damaged_row_group_is_not_copied():
     )
     with pytest.raises(CorruptionError, match="is not what was written"):
         output(place, [base, change])
+
+
+def test_row_groups_with_another_hash_are_encoded_again():
+    place = Place([KV], config=replace(GROUPS, piece_hash="sha256"))
+    base = place.run([kv(n, time=1) for n in range(60)])
+    change = place.run([kv(30, "y", 2)])
+    copied = {}
+    for piece_hash in ("sha256", "xxh3"):
+        place.config = replace(GROUPS, piece_hash=piece_hash)
+        found, copied[piece_hash] = copied_by(place, [base, change])
+        assert rows_of(place, found.batch)[0] == rows_of(place, output(place, [base, change]).batch)[0]
+        readers = [place.parts().open(part, 0, KV) for part in leaves(place, found.batch)]
+        assert {reader.footer.piece_hash for reader in readers} == {piece_hash}
+        for reader in readers:
+            reader.verify()
+    assert copied["sha256"] > 0 == copied["xxh3"]

@@ -27,7 +27,7 @@ some = settings(max_examples=25, deadline=None, suppress_health_check=list(Healt
 
 
 def groups_of(made, schema=SCHEMA, config=CONFIG, **options):
-    return row_groups(opened(made, schema, config, **options), made.meta)
+    return row_groups(opened(made, schema, config, **options), made.meta, config)
 
 
 def joined(spans, name="p1", config=CONFIG):
@@ -76,6 +76,19 @@ def test_row_groups_of_several_parts_make_one_that_reads_like_their_rows(count, 
     for group in range(reader.groups):
         for row in reader.read((group,)).column("id").to_pylist():
             assert reader.may_contain(group, "id", row)
+
+
+@pytest.mark.parametrize("kept", ["xxh3", "sha256"])
+def test_row_groups_with_another_hash_are_not_copied(kept):
+    configs = {name: dataclasses.replace(CONFIG, piece_hash=name) for name in ("xxh3", "sha256")}
+    made = encoded(rows(100), config=configs[kept])
+    reader = opened(made, config=CONFIG)
+    assert {name: row_groups(reader, made.meta, config) is not None for name, config in configs.items()} == {
+        "xxh3": kept == "xxh3",
+        "sha256": kept == "sha256",
+    }
+    again = joined([groups_of(made, config=configs[kept])], config=configs[kept])
+    assert again.data == made.data
 
 
 @some

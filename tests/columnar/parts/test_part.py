@@ -478,8 +478,10 @@ def test_limits_hold_before_anything_is_read():
         opened(made, config=config(part_decoded_bytes_max=10_000), fetch=fetch)
 
 
-def test_every_byte_has_its_hash():
-    made = encoded(rows(2000))
+@pytest.mark.parametrize("piece_hash", ["xxh3", "sha256"])
+def test_every_byte_has_its_hash(piece_hash):
+    made = encoded(rows(2000), config=config(piece_hash=piece_hash))
+    assert opened(made).footer.piece_hash == piece_hash
     reader = opened(made)
     reader.verify()
     for place in range(0, len(made.data) - made.meta.tail, 97):

@@ -29,6 +29,7 @@ from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX
 from timespine.columnar.scan.part_access import BLOCK_GROUPS, Parts, meta_of
 from timespine.columnar.scan.scan import cut_columns
 from timespine.columnar.scan.scan_request import ScanRequest
+from timespine.config import Config
 
 COPIED_GROUPS_MIN = 4
 """Row groups in a row that are worth a copy: a merge on both sides of them costs as much as to encode two or three."""
@@ -73,15 +74,13 @@ def plan_around(
     changes: pa.Table,
     order: Sequence[str],
     open_piece: Callable[[InputPart], PartReader],
-    *,
-    part_bytes: int,
-    group_rows: int,
+    config: Config,
 ) -> list[PlanItem] | None:
     """Return what becomes of the parts of the long run, in order; None if most of it is touched."""
     rows = _Changes(changes, order)
     starts = [0, *(rows.first_from(piece.lower, 0, changes.num_rows) for piece in pieces[1:]), changes.num_rows]
     touched = [stop > start for start, stop in pairwise(starts)]
-    small = [piece.row_bytes * SMALL < part_bytes for piece in pieces]
+    small = [piece.row_bytes * SMALL < config.part_bytes for piece in pieces]
     items: list[PlanItem] = []
     for place, (piece, (start, stop)) in enumerate(zip(pieces, pairwise(starts), strict=True)):
         beside = {place - 1, place + 1} & set(range(len(pieces)))
@@ -89,11 +88,11 @@ def plan_around(
             items.append(PassedPart(piece))
             continue
         reader = open_piece(piece)
-        whole = None if small[place] else _copyable(piece, reader)
+        whole = None if small[place] else _copyable(piece, reader, config)
         if whole is None:
             items.append(TouchedGroups(piece, range(reader.groups), changes.slice(start, stop - start)))
         else:
-            items += _cut_part(piece, whole, rows, start, stop, group_rows)
+            items += _cut_part(piece, whole, rows, start, stop, config.row_group_rows)
     untouched = sum(_rows_untouched(item) for item in items)
     return items if untouched * UNTOUCHED_SHARE >= sum(piece.part.rows for piece in pieces) else None
 
@@ -115,14 +114,14 @@ def merge_groups(
     return kway_merge([rows(), iter((item.changes,))], request.order, cut, chunk_bytes=memory_bytes)
 
 
-def _copyable(piece: InputPart, reader: PartReader) -> RowGroups | None:
+def _copyable(piece: InputPart, reader: PartReader, config: Config) -> RowGroups | None:
     """Return the row groups of a part, if they can be told apart by where they begin."""
     meta, index = meta_of(piece.part), reader.key_index
     if meta is None or index is None or reader.groups <= COPIED_GROUPS_MIN:
         return None
     if any(len(lower) >= BOUND_BYTES_MAX for lower in index.lowers):
         return None
-    return row_groups(reader, meta)
+    return row_groups(reader, meta, config)
 
 
 def _cut_part(

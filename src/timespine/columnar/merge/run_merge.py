@@ -261,8 +261,7 @@ class RunMerge:
             pa.concat_tables(tables).combine_chunks(),
             self.schema.order_names,
             lambda piece: self.parts.open(piece.part, self.schema_id, self.schema),
-            part_bytes=self.config.part_bytes,
-            group_rows=self.config.row_group_rows,
+            self.config,
         )
 
     def _merge_around_changes(self, items: list[PlanItem], becomes: RunWriter) -> list[Time]:

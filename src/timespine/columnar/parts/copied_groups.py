@@ -19,7 +19,7 @@ import numpy as np
 
 from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import encode_row, truncate_lower, truncate_upper
-from timespine.columnar.parts.part_footer import FOOTER_KEY, FORMAT_VERSION, MAGIC, Footer, hash_of
+from timespine.columnar.parts.part_footer import FOOTER_KEY, FORMAT_VERSION, MAGIC, Footer, hash_of, piece_hasher
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import (
     BOUND_BYTES_MAX,
@@ -83,8 +83,14 @@ class RowGroups:
         return self.groups.stop == self.reader.groups
 
 
-def row_groups(reader: PartReader, meta: PartMeta) -> RowGroups | None:
-    """Return all row groups of a part, to be copied; None if the footer of the part is not as we write it today."""
+def row_groups(reader: PartReader, meta: PartMeta, config: Config) -> RowGroups | None:
+    """Return all row groups of a part, to be copied; None if the footer of the part is not as we write it today.
+
+    SUBTLE: a footer names one hash for all of its pieces, so those of another hash are not copied
+    (test_row_groups_with_another_hash_are_not_copied).
+    """
+    if reader.footer.piece_hash != config.piece_hash:
+        return None
     try:
         file = parse_footer(reader.fetch_footer())
     except ValueError:
@@ -98,11 +104,12 @@ def join_row_groups(
     """Return a sorted part of row groups that come one after the other, each row once."""
     lowers = _lowers(spans)
     chunks, chunk_pieces = _chunks(spans)
-    blooms, bloom_pieces = _blooms(spans)
+    hasher = piece_hasher(config.piece_hash)
+    blooms, bloom_pieces = _blooms(spans, hasher(b""))
     index_start = len(MAGIC) + sum(map(len, chunks)) + sum(map(len, blooms))
     groups, indexes = _move(spans, index_start)
     tables = _page_tables(spans)
-    pieces = [*chunk_pieces, *bloom_pieces, *((len(each), hash_of(each)) for each in (indexes, *tables))]
+    pieces = [*chunk_pieces, *bloom_pieces, *((len(each), hasher(each)) for each in (indexes, *tables))]
     footer = Footer(
         version=FORMAT_VERSION,
         collection=collection,
@@ -116,6 +123,7 @@ def join_row_groups(
         nans=tuple(sorted({id for span in spans for id in span.reader.footer.nans})),
         lowers=tuple(lowers),
         page_tables=bool(tables),
+        piece_hash=config.piece_hash,
     )
     text = msgspec.json.encode(footer).decode()
     thrift = write_footer(spans[0].file, footer.rows, groups, (FOOTER_KEY, text))
@@ -158,15 +166,16 @@ def _chunks(spans: Sequence[RowGroups]) -> tuple[list[bytes], list[tuple[int, by
     )
 
 
-def _blooms(spans: Sequence[RowGroups]) -> tuple[list[bytes], list[tuple[int, bytes]]]:
-    """Return the Bloom filters of all row groups, empty for those that have none; nothing if none has any."""
+def _blooms(spans: Sequence[RowGroups], empty: bytes) -> tuple[list[bytes], list[tuple[int, bytes]]]:
+    """Return the Bloom filters of all row groups, empty for those that have none, with the hash `empty`; nothing if
+    none has any."""
     if not any(span.reader.footer.blooms for span in spans):
         return [], []
     data, hashes = [], []
     for span in spans:
         pieces = span.reader.bloom_pieces(span.groups)
         data.append(span.reader.fetch_pieces(pieces))
-        hashes += span.reader.piece_hashes(pieces) or [(0, hash_of(b""))] * len(span.groups)
+        hashes += span.reader.piece_hashes(pieces) or [(0, empty)] * len(span.groups)
     return data, hashes
 
 

@@ -19,12 +19,15 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from timespine.columnar.parts.part_footer import HASH_BYTES, SIZE_BYTES, hash_of
+from timespine.columnar.parts.part_footer import HASH_BYTES, SIZE_BYTES
 from timespine.columnar.parts.rewrite_parquet_footer import page_locations
 from timespine.errors import CorruptionError
 from timespine.libraries import pq
 
 __all__ = ["GAP_BYTES", "PageTable", "decode_page_table", "encode_page_tables", "fetch_ranges"]
+
+Hasher = Callable[[bytes | memoryview], bytes]
+"""The function that hashes pages, as their part says (`piece_hasher`)."""
 
 GAP_BYTES = 64 * 1024
 """Bytes between two pieces or pages that are read along with them rather than by a second request."""
@@ -58,7 +61,7 @@ class PageTable:
 
 
 def encode_page_tables(
-    file: memoryview, metadata: pq.FileMetaData, indexes: int, end: int, page_rows: int
+    file: memoryview, metadata: pq.FileMetaData, indexes: int, end: int, page_rows: int, hasher: Hasher
 ) -> Iterator[bytes]:
     """Yield the page table of every row group of a file, whose offset indexes lie between two places."""
     for group in range(metadata.num_row_groups):
@@ -74,17 +77,17 @@ def encode_page_tables(
             places.append([start, *(offset for offset, _, _ in located), start + chunk.total_compressed_size])
             rows = [row for _, _, row in located]
             is_regular = is_regular and rows == list(range(0, chunks.num_rows, page_rows)) and located[0][0] == first
-        yield _encode(file, places, pages, page_rows) if is_regular else b""
+        yield _encode(file, places, pages, page_rows, hasher) if is_regular else b""
     if indexes != end:
         raise AssertionError("the offset indexes of a Parquet file are not laid out as they always were")
 
 
-def _encode(file: memoryview, places: Sequence[Sequence[int]], pages: int, page_rows: int) -> bytes:
+def _encode(file: memoryview, places: Sequence[Sequence[int]], pages: int, page_rows: int, hasher: Hasher) -> bytes:
     """Return the page table of a row group whose pages begin at these places of the file."""
     ends = np.array(places, dtype=np.int64)
     assert ends.shape[1] == pages + 2
     sizes = np.diff(ends).astype("<u4").tobytes()
-    hashes = [hash_of(file[start:stop]) for each in places for start, stop in pairwise(each)]
+    hashes = [hasher(file[start:stop]) for each in places for start, stop in pairwise(each)]
     return page_rows.to_bytes(SIZE_BYTES, "little") + sizes + b"".join(hashes)
 
 
@@ -105,7 +108,7 @@ def decode_page_table(data: bytes, rows: int, chunk_sizes: Sequence[int], what: 
 
 
 def fetch_ranges(
-    wanted: Sequence[tuple[int, int, bytes]], fetch: Callable[[int, int], bytes], what: str
+    wanted: Sequence[tuple[int, int, bytes]], fetch: Callable[[int, int], bytes], hasher: Hasher, what: str
 ) -> list[memoryview]:
     """Return the bytes of some ascending ranges, in as few requests as pays, each compared with its hash."""
     found: list[memoryview] = []
@@ -119,7 +122,7 @@ def fetch_ranges(
         view = memoryview(fetch(start, end))
         for first, stop, wanted_hash in wanted[place:last]:
             inside = view[first - start : stop - start]
-            if hash_of(inside) != wanted_hash:
+            if hasher(inside) != wanted_hash:
                 raise CorruptionError(f"bytes {first} to {stop} of {what} are not what was written")
             found.append(inside)
         place = last

@@ -8,12 +8,13 @@ that no other one is taken for it, and what every piece of the file hashes to.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import xxhash
 from pyarrow._parquet import ParquetReader  # what pq.ParquetFile reads with; a first lookup need not import all of pq
 
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta
@@ -30,7 +31,10 @@ FOOTER_KEY = "timespine"
 """Under this key our part of the footer stands in the key-value metadata of the file."""
 
 HASH_BYTES = 16
-"""The bytes that are kept of every SHA-256, enough to make a collision among 2^64 files unlikely."""
+"""The bytes of a hash: all of an xxh3, and of a SHA-256 enough to make a collision among 2^64 files unlikely."""
+
+PieceHash = Literal["xxh3", "sha256"]
+"""The hash of the pieces and pages of a part. The hash of a tail, which names it, is always SHA-256."""
 
 SIZE_BYTES = 4
 """Bytes of the length of a piece: a file has at most 2^31."""
@@ -70,6 +74,8 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
     """If sorted: at or before the first row of each row group, encoded by the order of columns and cut."""
     page_tables: bool = False
     """Whether there are page tables."""
+    piece_hash: PieceHash = "sha256"
+    """The hash of the pieces, and of the pages in page tables."""
 
 
 class MissingBlob(Exception):
@@ -82,8 +88,13 @@ class MissingBlob(Exception):
 
 
 def hash_of(data: bytes | memoryview) -> bytes:
-    """Return the hash of some bytes, as it stands in states and footers."""
+    """Return the hash of a tail, as it stands in a state."""
     return hashlib.sha256(data).digest()[:HASH_BYTES]
+
+
+def piece_hasher(name: PieceHash) -> Callable[[bytes | memoryview], bytes]:
+    """Return the function that hashes the pieces of a part, by the name in its footer."""
+    return hash_of if name == "sha256" else xxhash.xxh3_128_digest
 
 
 # What a file is made of.

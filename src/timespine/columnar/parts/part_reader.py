@@ -38,6 +38,7 @@ from timespine.columnar.parts.part_footer import (
     hash_of,
     leaf_counts,
     parse_tail,
+    piece_hasher,
     piece_starts,
 )
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX, PartMeta, Range
@@ -121,6 +122,7 @@ class PartReader:
         self._end = end
         self._tail_hash = tail_hash
         self._file_schema = file_schema
+        self._hasher = piece_hasher(footer.piece_hash)
         self._width: int = metadata.num_columns
         self._group_rows = check_groups(metadata, footer, schema, config, self._what)
         self._starts, self._hashes = piece_starts(footer, self.groups, self._width, end, self._what)
@@ -296,7 +298,9 @@ class PartReader:
             chunk = self._starts[group * self._width + leaf]
             for start, stop, page_hash in (table.dictionary(leaf), table.data_page(leaf, page)):
                 wanted.append((chunk + start, chunk + stop, page_hash))
-        found = fetch_ranges(wanted, lambda start, stop: _fetch_exactly(self._fetch, start, stop, self.key), self._what)
+        found = fetch_ranges(
+            wanted, lambda start, stop: _fetch_exactly(self._fetch, start, stop, self.key), self._hasher, self._what
+        )
         return {leaf: ChunkPages(*found[2 * place : 2 * place + 2]) for place, leaf in enumerate(leaves)}
 
     def read(self, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -404,7 +408,7 @@ class PartReader:
         view = memoryview(data)
         for piece in range(first, stop):
             inside = view[self._starts[piece] - start : self._starts[piece + 1] - start]
-            if hash_of(inside) != self._hashes[HASH_BYTES * piece : HASH_BYTES * (piece + 1)]:
+            if self._hasher(inside) != self._hashes[HASH_BYTES * piece : HASH_BYTES * (piece + 1)]:
                 raise CorruptionError(f"piece {piece} of {self._what} is not what was written")
         return data
 

@@ -43,6 +43,7 @@ from timespine.columnar.parts.part_footer import (
     leaf_columns,
     leaf_counts,
     piece_count,
+    piece_hasher,
 )
 from timespine.columnar.parts.part_stats import (
     BOUND_BYTES_MAX,
@@ -148,6 +149,7 @@ def encode_part(
         nans=tuple(_with_nans(table, schema)),
         lowers=() if ends is None else _lowers(groups, schema, config, ends[0]),
         page_tables=page_tables,
+        piece_hash=config.piece_hash,
     )
     written, metadata = _write(groups, schema, footer, config)
     data, tail = _fill_hashes(written, metadata, footer, config.page_rows)
@@ -248,16 +250,17 @@ def _fill_hashes(written: pa.Buffer, metadata: pq.FileMetaData, footer: Footer, 
     tail = int.from_bytes(view[-8:-4], "little") + 8
     end = written.size - tail
     sizes = list(_piece_sizes(metadata, footer.blooms, end))
+    hasher = piece_hasher(footer.piece_hash)
     start, hashes = len(MAGIC), []
     for size in sizes:
-        hashes.append(hash_of(view[start : start + size]))
+        hashes.append(hasher(view[start : start + size]))
         start += size
     tables: list[bytes] = []
     if footer.page_tables:
         first = first_page_index(bytes(view[end:-8]))
-        tables = list(encode_page_tables(view, metadata, first, end, page_rows))
+        tables = list(encode_page_tables(view, metadata, first, end, page_rows, hasher))
     sizes += map(len, tables)
-    hashes += map(hash_of, tables)
+    hashes += map(hasher, tables)
     pieces = np.array(sizes, dtype="<u4").tobytes() + b"".join(hashes)
     old, new = (msgspec.json.encode(each) for each in (footer, msgspec.structs.replace(footer, pieces=pieces)))
     # SUBTLE: the last occurrence. What comes before it may hold anything (names, bounds of columns), and what comes

@@ -152,7 +152,7 @@ class UploadTarget:
         reader = open_part(
             part, self.collection, self.schema, self.schema_id, lambda start, stop: data[start:stop], config
         )
-        groups = row_groups(reader, encoded.meta)
+        groups = row_groups(reader, encoded.meta, config)
         if groups is None:
             raise AssertionError("a Parquet file is not laid out as it always was")
         return groups
