@@ -76,3 +76,16 @@ def test_a_state_with_room_is_not_folded(place):
     orders = create(store)
     fill(orders, 100)
     assert orders._handle.state().totals.merged_rows == 0
+
+
+def test_appends_fold_while_the_maintenance_thread_is_in_a_long_merge(place):
+    """The thread never gets to it: its process is the maintainer, and no round runs."""
+    store = place.open(config=FEW)
+    store._maintenance._thread.is_maintainer = True
+    orders = create(store)
+    sizes = []
+    fill(orders, 600, lambda: sizes.append(orders._handle.state().inline_bytes))
+    assert max(sizes) <= FEW.inline_total_bytes
+    assert len(blobs_of_parts(orders)) < 12
+    assert orders._handle.context.counters_of(orders.id).get("parts", 0) < 60
+    assert orders.count() == 600

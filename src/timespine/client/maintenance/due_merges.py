@@ -23,6 +23,12 @@ FOLD_ROWS = 1 << 18
 """Rows that a writer merges to make room in a state where no process maintains a collection, at most: its append waits
 for them."""
 
+NEARLY_FULL = 6
+"""Eighths of the room for inline parts from which on a process folds them: beyond the room, each commit puts a blob."""
+
+OVERDUE_FULL = 7
+"""The same for appends of a process whose maintenance thread has not folded them: it may be in a long merge."""
+
 SPARE_BYTES = 64 << 20
 """What a merge leaves free on the disk, at least; a small one leaves as much as it writes."""
 
@@ -64,17 +70,19 @@ def _is_inline(batch: HollowBatch) -> bool:
     return all(part.inline is not None for part in batch.parts)
 
 
-def is_nearly_full(state: State, config: Config) -> bool:
-    """Tell whether inline parts take three quarters of what they may take: beyond that, each commit puts a blob."""
-    return 4 * state.inline_bytes >= 3 * config.inline_total_bytes
+def is_nearly_full(state: State, config: Config, eighths: int = NEARLY_FULL) -> bool:
+    """Tell whether inline parts take so many eighths of what they may take."""
+    return 8 * state.inline_bytes >= eighths * config.inline_total_bytes
 
 
-def fold_request(state: State, handle: CollectionHandle, most: int | None = None) -> MergeRequest | None:
+def fold_request(
+    state: State, handle: CollectionHandle, most: int | None = None, eighths: int = NEARLY_FULL
+) -> MergeRequest | None:
     """Return the request of at most `most` rows whose merge makes the most room in a nearly full state.
 
     None if no request holds a quarter of what is inline: then merges would be many and make little room.
     """
-    if not is_nearly_full(state, handle.config):
+    if not is_nearly_full(state, handle.config, eighths):
         return None
     room = {
         request.id: sum(batch.inline_bytes for batch in request.inputs)
@@ -87,12 +95,12 @@ def fold_request(state: State, handle: CollectionHandle, most: int | None = None
     return best if best is not None and 4 * room[best.id] >= state.inline_bytes else None
 
 
-def worth_folding(handle: CollectionHandle) -> Iterator[MergeRequest]:
-    """Yield what a writer merges where no process maintains a collection: inline parts, then blobs that came of that.
+def worth_folding(handle: CollectionHandle, eighths: int) -> Iterator[MergeRequest]:
+    """Yield what a writer merges if no other thread does it in time: inline parts, then blobs that came of that.
 
     Nothing as long as the state has room, so what an append pays for this is shared by those that filled it.
     """
-    fold = fold_request(handle.known(), handle, FOLD_ROWS)
+    fold = fold_request(handle.known(), handle, FOLD_ROWS, eighths)
     if fold is None:
         return
     yield fold

@@ -30,6 +30,8 @@ from timespine.client.commit.group_commit import STORE_CLOSED, TURN_S, GroupComm
 from timespine.client.inner_handles import CollectionHandle
 from timespine.client.maintenance.due_merges import (
     GATHER,
+    NEARLY_FULL,
+    OVERDUE_FULL,
     fits,
     is_claimed,
     is_one_run,
@@ -140,19 +142,22 @@ class Maintenance:
         return self._thread.stop(limit_s)
 
     def bound(self, handle: CollectionHandle) -> None:
-        """Fold inline parts that nearly fill a state, and write a rollup that is long overdue, unless this process is
-        the maintainer: so commits stay small, and opening stays cheap.
+        """Fold inline parts that nearly fill a state, and write a rollup that is long overdue.
+
+        So commits stay small, and opening stays cheap. In the process of the maintainer, fold only what its thread
+        leaves for too long.
 
         An append may call it, so it does not use the reserve. SUBTLE: it never raises, also if another thread closes
         the store. Its caller has committed, and would delete its blobs after an error (test_close.py).
         """
         try:
-            if self._thread.is_maintainer:
-                return
-            for request in worth_folding(handle):
+            is_maintainer = self._thread.is_maintainer
+            for request in worth_folding(handle, OVERDUE_FULL if is_maintainer else NEARLY_FULL):
                 if fits(request, self._free_bytes):
                     fold = partial(maintain.merge_once, collection=handle.id, id=request.id)
                     self._run(handle.id, fold, frees_space=False)
+            if is_maintainer:
+                return
             state, upkeep = handle.known(), self._upkeep_of(handle)
             if state.seqno < upkeep.rollup_from:
                 return
