@@ -164,17 +164,21 @@ def as_int(expression):
 def join(draw, names, left, right, kind):
     # A plan must not be joined with itself: every column has one name.
     pairs = []
-    if draw(st.integers(0, 5)):
+    count = draw(st.sampled_from([0, 1, 1, 1, 2, 3]))
+    if count:
         left = Project(left, tuple((names.column("l"), as_int(each)) for each in left.columns))
         right = Project(right, tuple((names.column("r"), as_int(each)) for each in right.columns))
-        pairs.append((draw(st.sampled_from(list(left.columns))), draw(st.sampled_from(list(right.columns)))))
+        # A column may be compared with two others.
+        for _ in range(count):
+            pairs.append((draw(st.sampled_from(list(left.columns))), draw(st.sampled_from(list(right.columns)))))
+    keys = tuple(dict.fromkeys(pairs))
     condition = draw(st.one_of(st.none(), conditions([*left.columns, *right.columns])))
     if kind == "left":
-        inner = Join("inner", left, right, tuple(pairs), condition)
-        alone = Join("anti", left, right, tuple(pairs), condition)
+        inner = Join("inner", left, right, keys, condition)
+        alone = Join("anti", left, right, keys, condition)
         nulls = tuple((column, Literal(None, column.type)) for column in right.columns)
         return Union((inner, Project(alone, (*((each, each) for each in left.columns), *nulls))))
-    return Join({"join": "inner"}.get(kind, kind), left, right, tuple(pairs), condition)
+    return Join({"join": "inner"}.get(kind, kind), left, right, keys, condition)
 
 
 values = st.one_of(st.none(), st.integers(0, 3))

@@ -115,7 +115,7 @@ class Join:
     left: PlanNode
     right: PlanNode
     keys: tuple[tuple[PlanColumn, PlanColumn], ...]
-    """Columns of the left and right that are equal, of one type each."""
+    """Columns of the left and right that are equal, of one type each; each pair once."""
     condition: Expression | None = None
     """What must be true as well."""
 
