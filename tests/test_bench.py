@@ -225,6 +225,19 @@ def test_a_budget_ends_repetitions_and_slow_peers_and_nothing_without_one() -> N
     assert harness.peer_limit_s(120.0, 100.0, 50.0) == 120.0
 
 
+@pytest.mark.parametrize(("until", "reason"), [(None, ""), (1e12, "setup: over 0.01 s")])
+def test_a_budget_ends_the_setup_of_a_slow_peer_too(
+    until: float | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "PEER_MIN_S", 0.01)
+    monkeypatch.setattr(harness, "PEER_TIMES", 0.0)
+    plan = Plan(quick=True, repeat=1, limit_s=120, folder=tmp_path, until=until)
+    kept, work = Kept(plan), WORKS["subscribe"]
+    ours, peer = (kept.setup(work, work.cases[0].quick, name)[1] for name in ("ours", "polars"))
+    assert isinstance(ours, dict)
+    assert peer == reason if reason else isinstance(peer, dict)
+
+
 def test_a_run_without_time_measures_each_case_once_or_says_what_is_left(tmp_path: Path, capsys: Any) -> None:
     found = tmp_path / "found.json"
     arguments = ["commit-1", "open", "--quick", "--repeat", "3", "--dir", str(tmp_path), "--json", str(found)]
