@@ -87,6 +87,12 @@ def test_whole_reads_take_the_tables_that_other_works_set_up(state: int, other: 
     assert {"first read", "again"} <= found.values.keys()
 
 
+def test_a_run_without_time_for_all_of_it_misses_the_pipeline() -> None:
+    *others, last = WORKS
+    assert last == "pipeline"
+    assert {"lookup", "many-commits", "growth"} <= set(others)
+
+
 def test_a_merge_is_told_how_much_memory_to_use_and_its_own_peak_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
