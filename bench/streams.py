@@ -56,6 +56,7 @@ from bench.streams_runs import (
     wait_for_start,
 )
 from bench.streams_upserts import upserts
+from bench.usage import used
 from timespine.client.catalog.catalog import CatalogEntry, first_state, fresh_collection_id
 from timespine.client.commit import leader_queue
 from timespine.columnar.schema.schema import define
@@ -136,7 +137,7 @@ def _written(
     """Let threads write rows for some seconds: how many per second, how long one takes, and how many in all."""
     notes = [np.random.default_rng(number).bytes(NOTE_BYTES // 2).hex() for number in range(64)]
     times: list[list[float]] = [[] for _ in range(writers)]
-    began = time.perf_counter()
+    began, cpu_s = time.perf_counter(), used().cpu_s
 
     def work(writer: int) -> None:
         id = first + writer
@@ -148,7 +149,8 @@ def _written(
     in_threads([lambda writer=writer: work(writer) for writer in range(writers)])
     lasted = time.perf_counter() - began
     done = sum(map(len, times))
-    return {"appends per second": done / lasted, **spread([each for some in times for each in some])}, done
+    figures = {"appends per second": done / lasted, **spread([each for some in times for each in some])}
+    return {**figures, "CPU time per append": (used().cpu_s - cpu_s) / done}, done
 
 
 def _processes(bench: Bench, processes: int, writers: int) -> dict[str, float]:
@@ -157,8 +159,10 @@ def _processes(bench: Bench, processes: int, writers: int) -> dict[str, float]:
         command = ("--writer", store.location, writers)
         said = race("bench.streams", [(*command, number, bench.sizes.seconds) for number in range(processes)])
         require(log.snapshot().count() == sum(each.pop("done") for each in said), "rows are missing, or there twice")
+    rate = sum(each["appends per second"] for each in said)
+    cpu_s = sum(each["CPU time per append"] * each["appends per second"] for each in said) / rate
     figures = {figure: max(each[figure] for each in said) for figure in said[0]}
-    return {**figures, "appends per second": sum(each["appends per second"] for each in said)}
+    return {**figures, "appends per second": rate, "CPU time per append": cpu_s}
 
 
 def writer(location: str, writers: int, number: int, seconds: float) -> None:

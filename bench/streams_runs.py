@@ -18,6 +18,7 @@ import msgspec
 
 import timespine as ts
 from bench.streams_report import lines
+from bench.usage import used
 
 ROOT = Path(__file__).parent.parent
 KEY, VALUE = {"id": "int64"}, {"note": "string"}
@@ -64,7 +65,10 @@ class Bench:
         values: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
         for _ in range(self.repeat):
             for name, run in runs.items():
-                for figure, value in run().items():
+                before = used()
+                measured = run()
+                measured["CPU time of the run"] = used().since(before).cpu_s
+                for figure, value in measured.items():
                     values[name].setdefault(figure, []).append(value)
         print(f"\n{work}", flush=True)
         for name, figures in values.items():

@@ -139,6 +139,8 @@ def test_streams_run_and_their_figures_fill_a_page_of_their_own(tmp_path: Path) 
         "SQLite, a commit per row",
     }
     assert all(0 <= row["median"] < 1e9 for row in rows)
+    works = {row["work"] for row in rows}
+    assert {row["work"] for row in rows if row["figure"] == "CPU time of the run" and row["median"] > 0} == works
     together = {row["figure"]: row["median"] for row in rows if row["work"].endswith("by 2 processes")}
     assert together.keys() >= {"upserts per second", "p50", "p99", "changes started again", "changes placed again"}
     assert together["changes started again"] == together["refused"] == 0
