@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import arrangements, bucket, figures, harness, mark, pictures, report, rows, streams, streams_report, views
+from bench import (
+    arrangements,
+    beside,
+    bucket,
+    figures,
+    harness,
+    mark,
+    pictures,
+    report,
+    rows,
+    streams,
+    streams_report,
+    views,
+)
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -202,6 +215,17 @@ def test_the_cost_of_the_mark_is_measured(tmp_path: Path, capsys: pytest.Capture
     assert all(0 < part < all_of_it for part, all_of_it in zip(inside, whole, strict=True))
     mark.main(["--appends", "3", "--dir", str(tmp_path)])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["p50", "mean"]
+
+
+def test_merges_are_measured_beside_a_thread_that_runs_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside.main(["--rows", "4000", "--turns", "1", "--dir", str(tmp_path)])
+    title, head, *lines = capsys.readouterr().out.strip().splitlines()
+    assert title.startswith("Merges of 8 runs")
+    assert head.split() == ["rows", "merge", "alone", "beside", "kept", "waits"]
+    assert [len([line for line in lines if each in line]) for each in ("in memory", "stored runs")] == [8, 4]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_limits_of_a_bucket_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
