@@ -4,21 +4,30 @@ Merges of eight sorted runs, alone and beside a thread that never lets the inter
 Every call of numpy or Arrow gives the lock up, and waits up to the switch interval (5 ms) to get it back. So the number
 of such calls decides, and not what they compute. The waits of the merging thread are counted too: other programs on
 the machine change the speeds, and hardly these.
+
+Two merges are of tables in memory: as a caller does it, and as background work. The third is the whole merge of a
+collection as background work, as the maintenance thread does it: decode the stored runs, merge them, encode and put the
+result, and commit. It has threads of its own for reading ahead and for encoding, so that it has more than one core
+while it is alone. The waits are those of the merging thread only.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+import timespine as ts
 from bench.core import table as print_table
 from timespine.columnar.kernels.background_flag import background_work
 from timespine.columnar.kernels.kway_merge import kway_merge
@@ -26,6 +35,9 @@ from timespine.columnar.kernels.kway_merge import kway_merge
 SEED = 5
 RUNS = 8
 ORDER = ("key", "value", "_time")
+
+Prepare = Callable[[], AbstractContextManager[Callable[[], None]]]
+"""Gives a merge that can be called once, and removes what it made afterwards."""
 
 
 def runs_of(rows: int, kind: str) -> list[pa.Table]:
@@ -83,27 +95,73 @@ def merged_in_background(runs: list[pa.Table]) -> None:
         merged(runs)
 
 
-def main() -> None:
+def stored(runs: list[pa.Table], folder: Path) -> None:
+    """Make a store with a collection of these runs, each of a batch of its own."""
+    with ts.open(folder, maintenance=False) as store:
+        key = {"key": "string" if pa.types.is_string(runs[0].schema.field("key").type) else "int64"}
+        items = store.create("items", key=key, value={"value": "int64"}, timeline="counter")
+        for run in runs:
+            items.append(run)
+
+
+@contextmanager
+def merge_of_stored(source: Path) -> Iterator[Callable[[], None]]:
+    """Copy a store, and give the call that merges its collection in the background. It works once."""
+    with tempfile.TemporaryDirectory(dir=source.parent) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        with ts.open(folder, maintenance=False) as store:
+            items = store["items"]
+            rows = items.count()
+
+            def merge() -> None:
+                with background_work():
+                    items.compact(wait=True)
+
+            yield merge
+            if items.count() != rows:
+                raise RuntimeError(f"wrong answer: {rows:,} rows before the merge, {items.count():,} after it")
+
+
+@contextmanager
+def repeatable(work: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Give a call that works as often as one likes."""
+    yield work
+
+
+def compared(
+    prepare: Callable[[], AbstractContextManager[Callable[[], None]]], rows: int, turns: int
+) -> dict[str, str]:
+    """Measure a merge alone and beside a thread that runs Python, in turns, each time prepared anew."""
+    alone, beside = [], []
+    for _ in range(turns):
+        with prepare() as call:
+            alone.append(measured(call))
+        with prepare() as call, busy_thread():
+            beside.append(measured(call))
+    quick, slow = min(alone)[0], sorted(beside)[len(beside) // 2][0]
+    waits = round(min(count for _, count in beside) * 1e6 / rows)
+    speeds = {"alone": f"{rows / quick / 1e6:.2f}", "beside": f"{rows / slow / 1e6:.2f}"}
+    return {**speeds, "kept": f"{quick / slow:.0%}", "waits": str(waits)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench.beside")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=5)
-    options = parser.parse_args()
+    parser.add_argument("--dir", type=Path, help="where the stores are made")
+    options = parser.parse_args(arguments)
     lines = []
     for kind in ("int new", "string new", "int pairs", "string pairs"):
         runs = runs_of(options.rows, kind)
         rows = sum(run.num_rows for run in runs)
-        for name, work in (("for a caller", merged), ("background", merged_in_background)):
-            call = partial(work, runs)
-            alone, beside = [], []
-            for _ in range(options.turns):
-                alone.append(measured(call))
-                with busy_thread():
-                    beside.append(measured(call))
-            quick, slow = min(alone)[0], sorted(beside)[len(beside) // 2][0]
-            waits = min(count for _, count in beside)
-            figures = {"alone": f"{rows / quick / 1e6:.2f}", "beside": f"{rows / slow / 1e6:.2f}"}
-            per_million = round(waits * 1e6 / rows)
-            lines.append({"rows": kind, "kernel": name, **figures, "kept": f"{quick / slow:.0%}", "waits": per_million})
+        with tempfile.TemporaryDirectory(prefix="bench-beside-", dir=options.dir) as folder:
+            stored(runs, source := Path(folder) / "stored")
+            for name, prepare in (
+                ("in memory, for a caller", partial(repeatable, partial(merged, runs))),
+                ("in memory, background", partial(repeatable, partial(merged_in_background, runs))),
+                ("stored runs, background", partial(merge_of_stored, source)),
+            ):
+                lines.append({"rows": kind, "merge": name, **compared(prepare, rows, options.turns)})
     print_table(f"Merges of {RUNS} runs: millions of rows per second, and waits per million rows beside", lines)
 
 

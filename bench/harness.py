@@ -89,7 +89,10 @@ class Plan:
 
 
 def peer_limit_s(limit_s: float, ours_s: float, share_s: float | None) -> float:
-    """Return the seconds that a process of a peer may take: within a budget, what has lost anyway does not spend it."""
+    """Return the seconds that a process of a peer may take, which is a setup or a run, given what ours took.
+
+    Within a budget, what has lost anyway does not spend it.
+    """
     return limit_s if share_s is None else min(limit_s, max(PEER_MIN_S, PEER_TIMES * ours_s))
 
 
@@ -129,6 +132,8 @@ class Kept:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._done: dict[tuple[str, str], dict[str, Any] | str] = {}
+        self._took_s: dict[tuple[str, str], float] = {}
+        """Seconds of every setup, by the keys of `_done`."""
 
     def setup(self, work: Work, size: Size, name: str) -> tuple[Path, dict[str, Any] | str]:
         """The fresh folder of one repetition, and the state that setup handed over, or why there is none."""
@@ -138,7 +143,9 @@ class Kept:
         shutil.rmtree(live, ignore_errors=True)
         if key not in self._done:
             live.mkdir(parents=True)
+            began = time.monotonic()
             self._done[key] = self._first(work, size, name, live)
+            self._took_s[key] = time.monotonic() - began
             live.rename(keep)
         if isinstance(self._done[key], dict):
             shutil.copytree(keep, live)
@@ -152,7 +159,11 @@ class Kept:
         self._done = {key: state for key, state in self._done.items() if key[0] in keys}
 
     def _first(self, work: Work, size: Size, name: str, live: Path) -> dict[str, Any] | str:
-        lines, reason = _child("--setup", name, live, _spec(work, size, {}, 0, self._plan), self._plan)
+        spec = _spec(work, size, {}, 0, self._plan)
+        ours = (work.setup_key(size), OURS)
+        if name != OURS and isinstance(self._done.get(ours), dict):
+            spec["limit_s"] = peer_limit_s(spec["limit_s"], self._took_s[ours], self._plan.share_s(1))
+        lines, reason = _child("--setup", name, live, spec, self._plan)
         for line in lines:
             if "state" in line:
                 return dict(line["state"])

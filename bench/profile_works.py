@@ -5,10 +5,13 @@ What stands between two passes is not measured: new collections, new rows, empty
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ import timespine as ts
 from bench.ours import KEY, VALUE
 from bench.rows import rows, sample
 from bench.works.kernels import RUNS, overlapping_run
+from bench.works.tables import upsert_rows
 
 Call = Callable[[], object]
 Pass = list[list[Call]]
@@ -47,11 +51,15 @@ class Sizes:
     """Commits of 10 rows before a snapshot."""
     commits: int = 50
     """Commits of 100 rows of each thread."""
+    unmaintained: int = 10_000
+    """Commits of one row before a store is opened."""
+    opens: int = 5
+    """Times that it is opened in one pass."""
 
 
 def quick_sizes(sizes: Sizes) -> Sizes:
     """Return sizes that take a second or two, of no more rows than are asked for."""
-    return Sizes(min(sizes.rows, 50_000), 2_000, 5, 20, 2, 50, 5)
+    return Sizes(min(sizes.rows, 50_000), 2_000, 5, 20, 2, 50, 5, 100, 2)
 
 
 class Tables:
@@ -59,7 +67,6 @@ class Tables:
 
     def __init__(self, store: ts.Store, sizes: Sizes) -> None:
         self.store, self.sizes = store, sizes
-        self._is_updated = False
         self._made = 0
 
     @cached_property
@@ -76,10 +83,15 @@ class Tables:
 
     def updated(self) -> Any:
         """Return the table after an upsert of a tenth of its rows, which happens once."""
-        if not self._is_updated:
-            self.items.upsert(rows(sample(self.sizes.rows // TENTH, self.sizes.rows, 3), 1))
-            self._is_updated = True
+        _ = self.update
         return self.items
+
+    @cached_property
+    def update(self) -> tuple[int, int]:
+        """The last time before that upsert, and its own."""
+        ((upper,),) = self.items.upper
+        done = self.items.upsert(rows(sample(self.sizes.rows // TENTH, self.sizes.rows, 3), 1))
+        return upper - 1, done.time
 
     def forget(self) -> None:
         """Drop the rows and footers that reads of this store keep."""
@@ -173,6 +185,22 @@ def small_commits(tables: Tables) -> Iterator[Pass]:
         yield [[lambda collection=collection: collection.snapshot().to_arrow()]]
 
 
+def unmaintained(tables: Tables) -> Iterator[Pass]:
+    """Open a store that had very many commits and no maintenance, up to its first row."""
+    collection = tables.new()
+    for number in range(tables.sizes.unmaintained):
+        collection.append(rows(np.array([number])))
+    keys = _keys(tables, tables.sizes.opens, tables.sizes.unmaintained, 17)
+    while True:
+        with ExitStack() as stack:
+
+            def open_and_look(key: int, stack: ExitStack = stack) -> object:
+                fresh = stack.enter_context(ts.open(tables.store.location, maintenance=False))
+                return fresh[collection.name].lookup({"id": key})
+
+            yield [[lambda key=key: open_and_look(key) for key in next(keys)]]
+
+
 def merge(tables: Tables) -> Iterator[Pass]:
     """Merge runs that overlap everywhere into one that has no history."""
     while True:
@@ -194,12 +222,36 @@ def upsert(tables: Tables) -> Iterator[Pass]:
         version += 1
 
 
+def upsert_tenth(tables: Tables) -> Iterator[Pass]:
+    """Upsert a tenth as many rows as the table has, one of ten of them new, into a copy of a store with the table."""
+    given = upsert_rows({"base": tables.sizes.rows, "upsert": tables.sizes.rows // TENTH})
+    with tempfile.TemporaryDirectory(dir=Path(tables.store.location).parent) as place:
+        source, copy = Path(place) / "source", Path(place) / "copy"
+        with ts.open(source, maintenance=False) as store:
+            store.create("items", key=KEY, value=VALUE, timeline="counter").append(rows(np.arange(tables.sizes.rows)))
+        while True:
+            shutil.copytree(source, copy)
+            with ts.open(copy, maintenance=False) as store:
+                items = store["items"]
+                _ = items.upper
+                yield [[lambda items=items: items.upsert(given)]]
+            shutil.rmtree(copy)
+
+
 def updated(tables: Tables) -> Iterator[Pass]:
     """Read all rows right after a tenth of them was upserted."""
     items = tables.updated()
     while True:
         tables.forget()
         yield [[lambda: items.snapshot().to_arrow()]]
+
+
+def changes(tables: Tables) -> Iterator[Pass]:
+    """Read the net changes of an upsert of a tenth."""
+    after, until = tables.update
+    while True:
+        tables.forget()
+        yield [[lambda: tables.items.changes(after=after, until=until).to_arrow()]]
 
 
 def compacted(tables: Tables) -> Iterator[Pass]:
@@ -223,13 +275,16 @@ WORKS = {
     "commit": Work("commit of 10,000 rows", batch),
     "threads": Work("commit of 100 rows, by 8 threads", threads),
     "small": Work("snapshot after 1,000 commits of 10 rows", small_commits),
+    "open": Work("open and first row, after 10,000 commits without maintenance", unmaintained),
     "merge": Work("merge of 16 overlapping runs", merge),
     "settled": Work("whole read, settled", settled),
     "range": Work("range lookup of 1,000 rows", ranges),
     "lookup": Work("point lookup", lookup),
     "first": Work("first lookup of a process", first_lookup),
     "upsert": Work("upsert of 10,000 scattered rows", upsert),
+    "upsert-tenth": Work("upsert of a tenth of the rows, one of ten new", upsert_tenth),
     "updated": Work("whole read after an upsert of a tenth", updated),
+    "changes": Work("net changes of an upsert of a tenth", changes),
     "compacted": Work("whole read, compacted, history kept", compacted),
 }
 """In the order in which they run: those that change the table come last."""

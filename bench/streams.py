@@ -5,6 +5,7 @@ python -m bench.streams groups growth --quick            some of it, small: does
 python -m bench.streams --json FILE --markdown docs/benchmarks.md
 
     groups    appends per second of 8 and 64 threads, with and without group commit, and of 1 to 8 processes
+    upserts   upserts of one collection by 1 and 4 processes, and how often a change had to start again
     seals     one seal of 1,000 collections, against sealing them one by one
     growth    what a commit costs with 10 to 10,000 collections in the store
     drain     unsealed batches that become part of the trace, and updates from write to compact
@@ -13,7 +14,7 @@ python -m bench.streams --json FILE --markdown docs/benchmarks.md
 
 Everything is a folder with SQLite, each commit fsynced. What is compared runs in turns; what is
 printed is the median of the repetitions, their spread, and the ratio of ours to the other. Where it
-says so a figure is a rate, of which more is better; all others are times. At the end stand the figures
+says so a figure is a rate, of which more is better, or a count; all others are times. At the end stand the figures
 that have an aim: 8 threads, and 8 processes of 8 threads, of `groups`.
 """
 
@@ -22,17 +23,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import shutil
 import sqlite3
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,69 +39,30 @@ import pyarrow as pa
 
 import timespine as ts
 from bench.report import machine, put_between
-from bench.streams_report import BEGIN, END, aims, lines, markdown
+from bench.streams_report import BEGIN, END, aims, markdown
+from bench.streams_runs import (
+    KEY,
+    NOTE_BYTES,
+    QUICK,
+    VALUE,
+    Bench,
+    Sizes,
+    in_threads,
+    prefixed,
+    race,
+    require,
+    seconds_of,
+    spread,
+    wait_for_start,
+)
+from bench.streams_upserts import upserts
+from bench.usage import used
 from timespine.client.catalog.catalog import CatalogEntry, first_state, fresh_collection_id
 from timespine.client.commit import leader_queue
 from timespine.columnar.schema.schema import define
 from timespine.core.encoding.codec import encode_state
 from timespine.core.protocols import maintain
 from timespine.location.consensus import LogWrite
-
-ROOT = Path(__file__).parent.parent
-KEY, VALUE = {"id": "int64"}, {"note": "string"}
-NOTE_BYTES = 92
-"""With its id, a row has 100 bytes."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much of everything."""
-
-    seconds: float = 5.0
-    writers: tuple[int, ...] = (8, 64)
-    processes: tuple[int, ...] = (1, 2, 4, 8)
-    sealed: int = 1000
-    collections: tuple[int, ...] = (10, 100, 1000, 10_000)
-    appends: int = 300
-    batches: int = 1000
-    steps: int = 1000
-    rows: int = 100
-    events: int = 300
-
-
-QUICK = Sizes(0.3, (2, 4), (1, 2), 20, (5, 20), 10, 20, 20, 10, 10)
-
-
-class Bench:
-    """One run."""
-
-    def __init__(self, folder: Path, sizes: Sizes, repeat: int) -> None:
-        self.folder, self.sizes, self.repeat = folder, sizes, repeat
-        self.found: list[dict[str, Any]] = []
-
-    def compare(self, work: str, **runs: Callable[[], dict[str, float]]) -> None:
-        """Run what is compared in turns, and print what was found. The first is ours."""
-        values: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
-        for _ in range(self.repeat):
-            for name, run in runs.items():
-                for figure, value in run().items():
-                    values[name].setdefault(figure, []).append(value)
-        print(f"\n{work}", flush=True)
-        for name, figures in values.items():
-            for figure, each in figures.items():
-                row = {"work": work, "system": name, "figure": figure, "median": statistics.median(each), "all": each}
-                self.found.append(row)
-        for line_ in lines([row for row in self.found if row["work"] == work]):
-            print(f"  {line_[0]:36} {line_[1]:26} {line_[2]:>12}  {line_[3]:26} {line_[4]}", flush=True)
-
-    @contextmanager
-    def store(self, *, maintenance: bool = True) -> Iterator[ts.Store]:
-        """A store of its own."""
-        path = self.folder / "store"
-        shutil.rmtree(path, ignore_errors=True)
-        with ts.open(path, maintenance=maintenance) as opened:
-            yield opened
-
 
 # Many writers.
 
@@ -141,7 +99,7 @@ def _appends(bench: Bench, writers: int, rows: Callable[[int, str], Any]) -> dic
         log = store.create("log", key=KEY, value=VALUE, timeline="counter")
         log.append(rows(-1, "first"))
         figures, done = _written(writers, bench.sizes.seconds, lambda id, note: log.append(rows(id, note)))
-        _require(log.snapshot().count() == done + 1, "rows are missing, or there twice")
+        require(log.snapshot().count() == done + 1, "rows are missing, or there twice")
     return figures
 
 
@@ -169,7 +127,7 @@ def _sqlite(bench: Bench, writers: int) -> dict[str, float]:
                 connection.execute("INSERT INTO log VALUES (?, ?)", (id, note))
 
         figures, done = _written(writers, bench.sizes.seconds, insert)
-        _require(connection.execute("SELECT count(*) FROM log").fetchone() == (done,), "rows are missing")
+        require(connection.execute("SELECT count(*) FROM log").fetchone() == (done,), "rows are missing")
     return figures
 
 
@@ -179,7 +137,7 @@ def _written(
     """Let threads write rows for some seconds: how many per second, how long one takes, and how many in all."""
     notes = [np.random.default_rng(number).bytes(NOTE_BYTES // 2).hex() for number in range(64)]
     times: list[list[float]] = [[] for _ in range(writers)]
-    began = time.perf_counter()
+    began, cpu_s = time.perf_counter(), used().cpu_s
 
     def work(writer: int) -> None:
         id = first + writer
@@ -188,29 +146,23 @@ def _written(
             times[writer].append(time.perf_counter() - start)
             id += writers
 
-    _in_threads([lambda writer=writer: work(writer) for writer in range(writers)])
+    in_threads([lambda writer=writer: work(writer) for writer in range(writers)])
     lasted = time.perf_counter() - began
     done = sum(map(len, times))
-    return {"appends per second": done / lasted, **_spread([each for some in times for each in some])}, done
+    figures = {"appends per second": done / lasted, **spread([each for some in times for each in some])}
+    return {**figures, "CPU time per append": (used().cpu_s - cpu_s) / done}, done
 
 
 def _processes(bench: Bench, processes: int, writers: int) -> dict[str, float]:
     with bench.store() as store:
         log = store.create("log", key=KEY, value=VALUE, timeline="counter")
-        command = [sys.executable, "-m", "bench.streams", "--writer", store.location, str(writers)]
-        ports: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": ROOT}
-        started = [
-            subprocess.Popen([*command, str(number), str(bench.sizes.seconds)], **ports) for number in range(processes)
-        ]
-        for each in started:
-            each.stdout.readline()  # it is ready
-        for each in started:
-            each.stdin.write(b"go\n")
-            each.stdin.flush()
-        said = [msgspec.json.decode(each.communicate()[0], type=dict[str, float]) for each in started]
-        _require(log.snapshot().count() == sum(each.pop("done") for each in said), "rows are missing, or there twice")
+        command = ("--writer", store.location, writers)
+        said = race("bench.streams", [(*command, number, bench.sizes.seconds) for number in range(processes)])
+        require(log.snapshot().count() == sum(each.pop("done") for each in said), "rows are missing, or there twice")
+    rate = sum(each["appends per second"] for each in said)
+    cpu_s = sum(each["CPU time per append"] * each["appends per second"] for each in said) / rate
     figures = {figure: max(each[figure] for each in said) for figure in said[0]}
-    return {**figures, "appends per second": sum(each["appends per second"] for each in said)}
+    return {**figures, "appends per second": rate, "CPU time per append": cpu_s}
 
 
 def writer(location: str, writers: int, number: int, seconds: float) -> None:
@@ -218,8 +170,7 @@ def writer(location: str, writers: int, number: int, seconds: float) -> None:
     with ts.open(location) as store:
         log = store["log"]
         log.append(_as_rows(-1, "first"))
-        print("ready", flush=True)
-        sys.stdin.readline()
+        wait_for_start()
         figures, done = _written(writers, seconds, lambda id, note: log.append(_as_rows(id, note)), number << 32)
     print(json.dumps({**figures, "done": done + 1}))
 
@@ -242,12 +193,12 @@ def seals(bench: Bench) -> None:
         with bench.store(maintenance=False) as store:
             names = _created(store, many)
         with ts.open(store.location, maintenance=False) as again:
-            first = _seconds(lambda: seal(again, names))
+            first = seconds_of(lambda: seal(again, names))
             with again.transaction() as tx:
                 for name in names:
                     tx.write(name, [{"id": 1, "note": "x"}], at=1)
-            sealed = _seconds(lambda: again.seal(names, 2) if seal is together else _each(again, names, 2))
-            _require(all(again[name].snapshot(as_of=1).count() == 1 for name in names[:20]), "a row is missing")
+            sealed = seconds_of(lambda: again.seal(names, 2) if seal is together else _each(again, names, 2))
+            require(all(again[name].snapshot(as_of=1).count() == 1 for name in names[:20]), "a row is missing")
         return {"first seal of a process": first, "seal": sealed}
 
     bench.compare(
@@ -272,28 +223,28 @@ def _grown(bench: Bench, count: int) -> dict[str, float]:
         names = _created(store, count)
     figures: dict[str, float] = {}
     opened: list[ts.Store] = []
-    figures["open"] = _seconds(lambda: opened.append(ts.open(store.location)))
+    figures["open"] = seconds_of(lambda: opened.append(ts.open(store.location)))
     with opened[0] as again:
-        figures["names()"] = _seconds(again.names)
-        figures["names() again"] = _seconds(again.names)
+        figures["names()"] = seconds_of(again.names)
+        figures["names() again"] = seconds_of(again.names)
         one = again[names[count // 2]]
         one.append([{"id": 0, "note": "first"}])
-        figures |= _prefixed("append, one open", _spread(_appended(one, bench.sizes.appends)))
+        figures |= prefixed("append, one open", spread(_appended(one, bench.sizes.appends)))
         handles = [again[name] for name in names]
-        figures |= _prefixed("append, all open", _spread(_appended(one, bench.sizes.appends)))
+        figures |= prefixed("append, all open", spread(_appended(one, bench.sizes.appends)))
         some = handles[:: max(count // bench.sizes.appends, 1)]
         for each in some:
             each.append([{"id": 0, "note": "first"}])  # which registers the process with it
         each_one = [seconds for each in some for seconds in _appended(each, 1)]
-        figures |= _prefixed("append, in turns", _spread(each_one))
+        figures |= prefixed("append, in turns", spread(each_one))
         figures["create"] = statistics.median(
-            _seconds(lambda name=name: again.create(name, key=KEY, value=VALUE)) for name in ("x", "y", "z")
+            seconds_of(lambda name=name: again.create(name, key=KEY, value=VALUE)) for name in ("x", "y", "z")
         )
     return figures
 
 
 def _appended(collection: Any, times: int) -> list[float]:
-    return [_seconds(lambda id=id: collection.append([{"id": id, "note": "x" * NOTE_BYTES}])) for id in range(times)]
+    return [seconds_of(lambda id=id: collection.append([{"id": id, "note": "x" * NOTE_BYTES}])) for id in range(times)]
 
 
 def _created(store: ts.Store, count: int) -> list[str]:
@@ -304,7 +255,7 @@ def _created(store: ts.Store, count: int) -> list[str]:
         LogWrite(entry.id, None, encode_state(first_state(entry.id, 1, schema.encode()))) for entry in entries.values()
     ]
     for start in range(0, count, 1000):
-        _require(store._driver.consensus.compare_and_set(writes[start : start + 1000]) is None, "an id is taken")
+        require(store._driver.consensus.compare_and_set(writes[start : start + 1000]) is None, "an id is taken")
     store._catalog.change(lambda names: msgspec.structs.replace(names, entries={**names.entries, **entries}))
     return list(entries)
 
@@ -320,12 +271,12 @@ def drain(bench: Bench) -> None:
         with bench.store(maintenance=False) as store:
             log = store.create("log", key=KEY, value=VALUE, timeline="counter")
             tables = [_table(np.arange(rows) + number * rows, number) for number in range(count)]
-            wrote = _seconds(lambda: [log.write(each) for each in tables])
-            sealed = _seconds(lambda: log.seal(count))
-            drained = _seconds(lambda: store._upkeep.run(log.id, lambda each: maintain.tidy_unsealed(each, log.id)))
-            _require(len(log._handle.state().unsealed) == 0, "something was not drained")
-            merged = _seconds(lambda: log.compact(wait=True))
-            _require(log.snapshot().count() == count * rows, "rows are missing")
+            wrote = seconds_of(lambda: [log.write(each) for each in tables])
+            sealed = seconds_of(lambda: log.seal(count))
+            drained = seconds_of(lambda: store._upkeep.run(log.id, lambda each: maintain.tidy_unsealed(each, log.id)))
+            require(len(log._handle.state().unsealed) == 0, "something was not drained")
+            merged = seconds_of(lambda: log.compact(wait=True))
+            require(log.snapshot().count() == count * rows, "rows are missing")
         whole = wrote + sealed + drained + merged
         return {
             "drained and evicted, batches per second": count / drained,
@@ -359,10 +310,10 @@ def order(bench: Bench) -> None:
     def run(ingest: Callable[[Any], None]) -> dict[str, float]:
         with bench.store() as store:
             log = store.create("log", key=KEY, value=VALUE, timeline="counter")
-            took = {"ingest": _seconds(lambda: ingest(log)), "read at once": _seconds(lambda: _read(log, steps))}
-            took["maintain"] = _seconds(store.maintain)
-            took["read after maintenance"] = _seconds(lambda: _read(log, steps))
-            _require(_read(log, steps // 2) == (steps // 2 + 1) * rows, "rows are at other times")
+            took = {"ingest": seconds_of(lambda: ingest(log)), "read at once": seconds_of(lambda: _read(log, steps))}
+            took["maintain"] = seconds_of(store.maintain)
+            took["read after maintenance"] = seconds_of(lambda: _read(log, steps))
+            require(_read(log, steps // 2) == (steps // 2 + 1) * rows, "rows are at other times")
         return {**took, "ingested, updates per second": steps * rows / took["ingest"]}
 
     bench.compare(
@@ -428,56 +379,13 @@ def _heard(bench: Bench, listen: Callable[[Any, Callable[[pa.Table], None]], Cal
             log.append([{"id": id, "note": "x" * NOTE_BYTES}])
             answered.append(time.perf_counter())
             with told:
-                _require(told.wait_for(lambda id=id: id in heard, 60), "the listener heard nothing")
+                require(told.wait_for(lambda id=id: id in heard, 60), "the listener heard nothing")
         end()
-    figures = _prefixed("from the call", _spread([heard[id] - each for id, each in enumerate(called)]))
-    return figures | _prefixed(
-        "from the answer", _spread([max(heard[id] - each, 0) for id, each in enumerate(answered)])
-    )
+    figures = prefixed("from the call", spread([heard[id] - each for id, each in enumerate(called)]))
+    return figures | prefixed("from the answer", spread([max(heard[id] - each, 0) for id, each in enumerate(answered)]))
 
 
-# How it is told.
-
-
-def _spread(times: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(times)
-    return {"p50": ordered[len(ordered) // 2], "p99": ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]}
-
-
-def _prefixed(what: str, figures: dict[str, float]) -> dict[str, float]:
-    return {f"{what}, {name}": value for name, value in figures.items()}
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise RuntimeError(f"wrong answer: {otherwise}")
-
-
-def _in_threads(works: Sequence[Callable[[], None]]) -> None:
-    failures: list[BaseException] = []
-
-    def run(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    if failures:
-        raise failures[0]
-
-
-WORKS = {each.__name__: each for each in (groups, seals, growth, drain, order, latency)}
+WORKS = {each.__name__: each for each in (groups, upserts, seals, growth, drain, order, latency)}
 
 
 def main(arguments: list[str] | None = None) -> None:

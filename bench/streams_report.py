@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 BEGIN, END = "<!-- streams: begin -->", "<!-- streams: end -->"
-RATES = ("appends per second", "batches per second", "updates per second")
+RATES = ("appends per second", "batches per second", "updates per second", "upserts per second")
+COUNTS = ("started again", "placed again", "turns taken", "refused")
 
 Row = dict[str, Any]
 """One figure of one system in one work: the median, and all repetitions."""
@@ -80,7 +81,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _shown(figure: str, value: float) -> str:
-    if figure.endswith(RATES):
+    if figure.endswith((*RATES, *COUNTS)):
         return f"{value:,.0f}"
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
 

@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import arrangements, bucket, figures, harness, mark, pictures, report, rows, streams, streams_report, views
+from bench import (
+    arrangements,
+    beside,
+    bucket,
+    figures,
+    harness,
+    mark,
+    pictures,
+    report,
+    rows,
+    streams,
+    streams_report,
+    views,
+)
 from bench.__main__ import main
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
@@ -139,6 +152,11 @@ def test_streams_run_and_their_figures_fill_a_page_of_their_own(tmp_path: Path) 
         "SQLite, a commit per row",
     }
     assert all(0 <= row["median"] < 1e9 for row in rows)
+    works = {row["work"] for row in rows}
+    assert {row["work"] for row in rows if row["figure"] == "CPU time of the run" and row["median"] > 0} == works
+    together = {row["figure"]: row["median"] for row in rows if row["work"].endswith("by 2 processes")}
+    assert together.keys() >= {"upserts per second", "p50", "p99", "changes started again", "changes placed again"}
+    assert together["changes started again"] == together["refused"] == 0
     streams.main(["--from", str(found), "--markdown", str(page)])
     said = page.read_text()
     assert said.startswith("before\n")
@@ -199,6 +217,17 @@ def test_the_cost_of_the_mark_is_measured(tmp_path: Path, capsys: pytest.Capture
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["p50", "mean"]
 
 
+def test_merges_are_measured_beside_a_thread_that_runs_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside.main(["--rows", "4000", "--turns", "1", "--dir", str(tmp_path)])
+    title, head, *lines = capsys.readouterr().out.strip().splitlines()
+    assert title.startswith("Merges of 8 runs")
+    assert head.split() == ["rows", "merge", "alone", "beside", "kept", "waits"]
+    assert [len([line for line in lines if each in line]) for each in ("in memory", "stored runs")] == [8, 4]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_limits_of_a_bucket_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """All in virtual time. The figures are those of docs/design/0022, within a tenth."""
     bucket.main([])
@@ -223,6 +252,19 @@ def test_a_budget_ends_repetitions_and_slow_peers_and_nothing_without_one() -> N
     assert harness.peer_limit_s(120.0, 1.0, 50.0) == harness.PEER_MIN_S
     assert harness.peer_limit_s(120.0, 10.0, 50.0) == 50.0
     assert harness.peer_limit_s(120.0, 100.0, 50.0) == 120.0
+
+
+@pytest.mark.parametrize(("until", "reason"), [(None, ""), (1e12, "setup: over 0.01 s")])
+def test_a_budget_ends_the_setup_of_a_slow_peer_too(
+    until: float | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "PEER_MIN_S", 0.01)
+    monkeypatch.setattr(harness, "PEER_TIMES", 0.0)
+    plan = Plan(quick=True, repeat=1, limit_s=120, folder=tmp_path, until=until)
+    kept, work = Kept(plan), WORKS["subscribe"]
+    ours, peer = (kept.setup(work, work.cases[0].quick, name)[1] for name in ("ours", "polars"))
+    assert isinstance(ours, dict)
+    assert peer == reason if reason else isinstance(peer, dict)
 
 
 def test_a_run_without_time_measures_each_case_once_or_says_what_is_left(tmp_path: Path, capsys: Any) -> None:

@@ -75,6 +75,24 @@ def test_a_work_has_a_first_and_a_later_figure_or_says_why_it_is_measured_once(n
     assert work.measured_once or in_pairs == measured
 
 
+@pytest.mark.parametrize(("state", "other"), [(0, "upsert-1m"), (1, "changes")])
+def test_whole_reads_take_the_tables_that_other_works_set_up(state: int, other: str, tmp_path: Path) -> None:
+    snapshots, found = WORKS["snapshots"], Found()
+    case, (of_other,) = snapshots.cases[state], WORKS[other].cases
+    for sizes in ("quick", "full"):
+        assert snapshots.setup_key(getattr(case, sizes)) == WORKS[other].setup_key(getattr(of_other, sizes))
+    size = {name: min(value, TINY.get(name, value)) for name, value in case.quick.items()}
+    left = WORKS[other].setup(Ours(tmp_path), size, found)
+    snapshots.run(Ours(tmp_path), size, left, found)
+    assert {"first read", "again"} <= found.values.keys()
+
+
+def test_a_run_without_time_for_all_of_it_misses_the_pipeline() -> None:
+    *others, last = WORKS
+    assert last == "pipeline"
+    assert {"lookup", "many-commits", "growth"} <= set(others)
+
+
 def test_a_merge_is_told_how_much_memory_to_use_and_its_own_peak_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,9 @@ from bench.works.work import UPKEEP, Case, Out, Size, State, Work, again, attemp
 WINDOW = 50
 MAINTAIN_EVERY = 100
 AGAIN = 3
-COMPACTED, EXPIRED = 2, 3
+LOADED, COMPACTED, EXPIRED = 0, 2, 3
+"""States of `Snapshots` by their numbers; the one between is that after an upsert."""
+
 STOPS = (10, 100, 1_000, 10_000)
 
 
@@ -32,13 +34,20 @@ class Snapshots(Upserted):
     )
 
     def setup_key(self, size: Size) -> str:
-        return f"state-{size['state']}-{size['base']}-{size['upsert']}"
+        """Return the keys of other works for what they set up too."""
+        if size["state"] == LOADED:
+            return Loaded.setup_key(self, size)
+        upserted = super().setup_key(size)
+        return upserted if size["state"] < COMPACTED else f"state-{size['state']}-{upserted}"
 
     def setup(self, system: System, size: Size, out: Out) -> State:
-        state = super().setup(system, size, out) if size["state"] else Loaded.setup(self, system, size, out)
+        if size["state"] == LOADED:
+            return Loaded.setup(self, system, size, out)
+        state = super().setup(system, size, out)
+        if size["state"] < COMPACTED:
+            return state
         system.open()
-        if size["state"] >= COMPACTED:
-            system.compact()
+        system.compact()
         if size["state"] >= EXPIRED:
             forget(system)
         system.close()
