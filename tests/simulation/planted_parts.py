@@ -17,8 +17,8 @@ from mutations import (
 from timespine.columnar.ingest import update_table
 from timespine.columnar.merge import merge_plan as stretches_module
 from timespine.columnar.merge import run_merge, split_past
+from timespine.columnar.scan import part_access, settled_run_with_changes, visibility
 from timespine.columnar.scan import prune as prune_module
-from timespine.columnar.scan import settled_run_with_changes, visibility
 from timespine.core.batch import Order, Part, Run
 
 
@@ -122,6 +122,19 @@ def parts_are_skipped_by_times_that_were_rewritten_since() -> Iterator[None]:
         return real(self, msgspec.structs.replace(part, rewrite=None), meta)
 
     with patched(prune_module.Pruner, "_times_may_match", may_match):
+        yield
+
+
+@on_real_storage
+@bug
+def the_page_beside_the_wanted_one_is_read() -> Iterator[None]:
+    real = part_access.Parts._page
+
+    def read(self, reader, group, page, columns, hint):
+        last = reader.page_table(group).pages - 1
+        return real(self, reader, group, page + 1 if page < last else page - 1, columns, hint)
+
+    with patched(part_access.Parts, "_page", read):
         yield
 
 

@@ -29,9 +29,9 @@ def test_holds_that_move_while_they_are_granted_are_no_violation(seed):
     assert run_core_history(seed, 60).violations == []
 
 
-def test_histories_of_real_rows_read_settled_runs_with_changes_and_copy_row_groups():
+def test_histories_of_real_rows_read_settled_runs_with_changes_and_pages_and_copy_row_groups():
     counts: Counter[str] = Counter()
-    wanted = ("settled runs read", "settled runs with changes read", "rows copied")
+    wanted = ("settled runs read", "settled runs with changes read", "pages read", "rows copied")
     for seed in range(60):
         result = run_core_history(seed, 25, real=True)
         assert result.violations == []

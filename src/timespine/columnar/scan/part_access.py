@@ -72,6 +72,8 @@ class ScanStats:
     parts_skipped: int = 0
     groups: int = 0
     groups_skipped: int = 0
+    pages: int = 0
+    """Pages that were decoded one by one, of row groups of which few rows are wanted."""
     bytes: int = 0
     audited: int = 0
     """Parts that the reader would skip, and read to check that skipping them is right."""
@@ -376,6 +378,7 @@ class Parts:
         def load() -> tuple[pa.Table, int]:
             with self._counted():
                 table = reader.read_page(group, page, columns)
+            self.scan_stats.pages += 1
             return table, table.nbytes
 
         table: pa.Table = self.cache.get_or_load((reader.key, group, page, columns), load, hint)

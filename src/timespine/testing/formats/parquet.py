@@ -92,6 +92,7 @@ PATHS = (
     "parts read",
     "parts skipped",
     "row groups skipped",
+    "pages read",
     "rows copied",
     "settled runs read",
     "settled runs with changes read",
@@ -124,6 +125,8 @@ class ParquetFormat:
         self.counts: Counter[str] = Counter()
         self.cache = PartCache(16 << 20)
         """The decoded row groups of readers: one cache for all processes, so only good for one history."""
+        self.lookup_cache = PartCache(16 << 20)
+        """What lookups decoded: by readers who never read whole row groups before, so that they read pages."""
         self.columns: dict[tuple[str, OracleRow], int] = {}
         """The column id below which columns existed when a row of a collection was first written."""
 
@@ -216,10 +219,11 @@ class ParquetFormat:
             raise BrokenPromise(f"the scan of state {plan.seqno} finds {found}, its parts have {expected}")
         reading.check_settled(expected)
         names = sorted({row for _, updates in stored for row, _, _ in updates})
-        reading.check(expected, names[plan.seqno % len(names)] if names else "missing", plan.seqno)
+        reading.check(expected, names or ["missing"], plan.seqno)
         self.counts["parts read"] += reading.parts.scan_stats.parts
         self.counts["parts skipped"] += reading.parts.scan_stats.parts_skipped
         self.counts["row groups skipped"] += reading.parts.scan_stats.groups_skipped
+        self.counts["pages read"] += reading.parts.scan_stats.pages
         return expected
 
     def merge_runs(self, effect: MergeRuns, state: State) -> Protocol[Output]:
@@ -278,6 +282,7 @@ class _Reading:
         # Every skipped part is read too, to see that skipping it was right.
         self.parts = Parts(blob, state.collection, known.__getitem__, CONFIG, format.cache, audit=1.0)
         self.with_pool = replace(self.parts, pool=VirtualPool(VirtualClock(), 1))
+        self.with_lookups = replace(self.parts, cache=format.lookup_cache)
         self.memory_bytes = CONFIG.cache_bytes if plan.seqno % 3 == 0 else CONFIG.merge_bytes
         self.collection = state.collection
         self.format = format
@@ -300,16 +305,16 @@ class _Reading:
             if found != expected:
                 raise BrokenPromise(f"a {reading} read of a settled run finds {found}, not {expected}")
 
-    def check(self, expected: dict[OracleRow, int], row: str, choice: int) -> None:
-        """Check the answers for one row, for one half, and for the number of rows."""
+    def check(self, expected: dict[OracleRow, int], names: Sequence[OracleRow], choice: int) -> None:
+        """Check the number of rows, and the answers for two of these rows or for ranges that are all rows together."""
         said = row_count.count_rows(self.parts, self.runs, self.wanted)
         if said != sum(expected.values()):
             raise BrokenPromise(f"{sum(expected.values())} rows are counted as {said}")
         if choice % 2:
-            found = self._rows(self._scan(self._only(row)))
-            alone = {each: diff for each, diff in expected.items() if each == row}
-            if found != alone:
-                raise BrokenPromise(f"a lookup of {row} finds {found}, not {alone}")
+            row, other = names[choice % len(names)], names[choice // 2 % len(names)]
+            self.check_lookup(self.parts, row, expected)
+            self.check_lookup(self.with_lookups, row, expected)
+            self.check_lookup(self.with_lookups, other, expected)
             return
         cuts = [None, *split_keys(self.parts, self.runs, self.wanted, 3), None]
         halves: Counter[OracleRow] = Counter()
@@ -318,7 +323,14 @@ class _Reading:
         if dict(halves) != expected:
             raise BrokenPromise(f"{len(cuts) - 1} readers find {dict(halves)} together, not {expected}")
 
-    def _only(self, row: str) -> ScanRequest:
+    def check_lookup(self, parts: Parts, row: OracleRow, expected: dict[OracleRow, int]) -> None:
+        """Check the answer for one row."""
+        found = self._rows(scan(parts, self.runs, self._only(row), self.memory_bytes))
+        alone = {each: diff for each, diff in expected.items() if each == row}
+        if found != alone:
+            raise BrokenPromise(f"a lookup of {row} finds {found}, not {alone}")
+
+    def _only(self, row: OracleRow) -> ScanRequest:
         if self.wanted.schema.key:
             return replace(self.wanted, keys=KeySet(pa.table({"row": [row]})))
         return replace(self.wanted, where=col("row") == row)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from timespine.columnar.merge import around_changes
+from timespine.columnar.scan import prune
 from timespine.core.effects import (
     CompareAndSet,
     DeleteBlobs,
@@ -39,14 +40,18 @@ MEMORY = "/dev/shm"
 
 
 @contextlib.contextmanager
-def with_single_groups_copied() -> Iterator[None]:
-    """Let merges copy each row group that no change touches: parts of histories have few."""
-    before = around_changes.COPIED_GROUPS_MIN
-    vars(around_changes)["COPIED_GROUPS_MIN"] = 1
+def with_low_limits() -> Iterator[None]:
+    """Let parts with few row groups of few rows take the paths of large ones.
+
+    Merges copy each row group that no change touches, and lookups read the pages that the filter leaves of any row
+    group.
+    """
+    before = around_changes.COPIED_GROUPS_MIN, prune.NEAR_ROWS
+    vars(around_changes)["COPIED_GROUPS_MIN"], vars(prune)["NEAR_ROWS"] = 1, 0
     try:
         yield
     finally:
-        vars(around_changes)["COPIED_GROUPS_MIN"] = before
+        vars(around_changes)["COPIED_GROUPS_MIN"], vars(prune)["NEAR_ROWS"] = before
 
 
 class RealWorld(World):

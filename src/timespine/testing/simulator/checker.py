@@ -26,7 +26,7 @@ from timespine.core.protocols.load_state import load_state
 from timespine.core.transitions import Drain, Evict, Exert, Finalize, ReleaseHold, Retain, RollUpAll
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.time import Time
-from timespine.testing.formats.real_storage import RealWorld, with_single_groups_copied
+from timespine.testing.formats.real_storage import RealWorld, with_low_limits
 from timespine.testing.simulator import core_reads, core_writes
 from timespine.testing.simulator.check_answers import is_surely_refused
 from timespine.testing.simulator.kept_workload import KeptWorkload
@@ -76,7 +76,7 @@ def run_core_history(
     with memoized():
         if not real:
             return _run(World(), seed, operations, faults, tracing, flavour)
-        with with_single_groups_copied(), RealWorld() as world:
+        with with_low_limits(), RealWorld() as world:
             return _run(world, seed, operations, faults, tracing, flavour)
 
 

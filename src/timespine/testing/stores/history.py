@@ -38,6 +38,7 @@ SMALL = replace(
     QUICK,
     part_bytes=600,
     row_group_rows=4,
+    page_rows=1,
     inline_part_bytes=120,
     inline_total_bytes=360,
     run_parts=2,
