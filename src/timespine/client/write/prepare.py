@@ -14,6 +14,7 @@ from timespine.client.arguments.argument_types import RowsLike
 from timespine.client.arguments.row_args import are_dicts, column_names_of
 from timespine.client.arguments.time_args import FrontierLike, TimeLike, plain_frontier, unwrap_time
 from timespine.client.inner_handles import CollectionHandle
+from timespine.columnar.ingest.few_plain_rows import convert_few_rows
 from timespine.columnar.ingest.require_key_columns import require_key_columns
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.ingest.update_table import update_table
@@ -86,6 +87,12 @@ def prepare_rows(handle: CollectionHandle, rows: object, at: Time | None, *, sor
 
 def to_updates(rows: object, schema: Schema, at: Time | None) -> pa.Table:
     """Convert rows to an update table: in the order given, not consolidated."""
+    plain = convert_few_rows(rows, schema, at)
+    return plain if plain is not None else convert_any_rows(rows, schema, at)
+
+
+def convert_any_rows(rows: object, schema: Schema, at: Time | None) -> pa.Table:
+    """Convert rows of any kind to an update table, or raise the error that says what is wrong with them."""
     return update_table(require_key_columns(fill_diffs(rows, schema), schema), schema, at)
 
 
