@@ -11,7 +11,7 @@ from stored_part import KEY, SCHEMA, Bytes, check_same, encoded, opened, part_of
 
 from timespine.columnar.parts.copied_groups import join_row_groups, row_groups
 from timespine.columnar.parts.part_footer import Footer, hash_of, piece_hasher
-from timespine.columnar.parts.part_reader import open_part
+from timespine.columnar.parts.part_reader import check_footer, open_part
 from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.location.folder.local_blob import LocalBlob
@@ -287,6 +287,23 @@ def test_a_newer_format_is_refused_as_such():
     data, part = forged(with_ours(lambda text: b'{"version":2,"pieces":"elsewhere"}'))
     with pytest.raises(VersionError, match="upgrade"):
         open_part(part, "orders", SCHEMA, 3, Bytes(data), CONFIG)
+
+
+def test_a_footer_of_a_later_format_is_refused_by_its_check():
+    """Also if a value of a user looks like our part of a footer. The state has the hash of this footer."""
+    check_footer(part_of(MADE), "orders", SCHEMA, 3, Bytes(MADE.data), CONFIG)
+    for text in (b'{"version":2,"pieces":"elsewhere"}', b'{"version":2,"user":{"version":1,"pieces":""}}'):
+        data, part = forged(with_ours(lambda _, text=text: text))
+        with pytest.raises(VersionError, match="upgrade"):
+            check_footer(part, "orders", SCHEMA, 3, Bytes(data), CONFIG)
+
+
+def test_the_check_of_a_footer_finds_every_flipped_byte_of_it_without_parsing_it():
+    end = len(MADE.data) - len(TAIL)
+    for place in range(end, len(MADE.data)):
+        data = MADE.data[:place] + bytes([MADE.data[place] ^ 1]) + MADE.data[place + 1 :]
+        with pytest.raises(CorruptionError):
+            check_footer(part_of(MADE), "orders", SCHEMA, 3, Bytes(data), CONFIG)
 
 
 CHUNK_LIES = {

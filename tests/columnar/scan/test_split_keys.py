@@ -17,13 +17,15 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 from run_cases import CONFIG, Place, given, naive, questions, worlds
 
-from timespine.columnar.kernels.key_encoding import encode_scalar
+from timespine.columnar.kernels.key_encoding import decode_integer, encode_scalar
 from timespine.columnar.parts.part_stats import PartMeta
 from timespine.columnar.predicate.where import as_predicate
 from timespine.columnar.scan import split_keys as module
+from timespine.columnar.scan.part_access import Parts
+from timespine.columnar.scan.rows_between_bounds import SMALL_PIECE
 from timespine.columnar.scan.scan import merge_sources, scan, scan_sources
 from timespine.columnar.scan.scan_request import ScanRequest
-from timespine.columnar.scan.split_keys import FEW_PARTS, SMALL_PARTS, split_keys
+from timespine.columnar.scan.split_keys import CROWDED_PIECES, FEW_PARTS, SMALL_PARTS, split_keys
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import Order, Part, Run
@@ -276,3 +278,135 @@ def test_a_plan_of_ten_thousand_parts_reads_none_of_them():
     assert len(cuts) == 31
     places = [0, *(starts.index(cut) for cut in cuts), len(parts)]
     assert all(abs(stop - start - 10_000 / 32) <= 1 for start, stop in pairwise(places)), "equal pieces"
+
+
+def described(known, key, start, stop, rows):
+    """A part with the keys from start to stop, as the state knows it; its blob is not there."""
+    lower, upper = (encode_scalar(each, pa.int64()) for each in (start, stop - 1))
+    meta = msgspec.structs.replace(known, lower=lower, upper=upper + b"\xff")
+    return Part(f"orders/w1/{key}", rows, 20_000_000, rows, meta=meta.encode())
+
+
+@pytest.mark.parametrize("n", [2_500, 5_000, 10_000])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_plan_with_a_piece_for_each_of_ten_thousand_parts_opens_none(n, runs):
+    """Parts of two runs begin at nearly the same keys, so a key between them is no place to cut."""
+    place = Place([KV])
+    known = PartMeta.decode(place.run([((0, "x"), (1,), 1)]).parts[0].meta)
+    count = 10_000 // runs
+    each = [
+        tuple(
+            described(known, f"gone{run}x{at}", 1000 * at + run, 1000 * (at + 1) + run, 1_000_000)
+            for at in range(count)
+        )
+        for run in range(runs)
+    ]
+    given = [Run(parts, Order.SORTED, 0) for parts in each]
+    cuts = split_keys(place.parts(), given, ScanRequest(KV, KV.names), n)
+    wanted = min(n, count)
+    assert len(cuts) == wanted - 1
+    ends = [0, *((decode_integer(cut) + 500) // 1000 for cut in cuts), count]
+    assert {stop - start for start, stop in pairwise(ends)} == {count // wanted}
+
+
+def overlapping(place, count, runs, rows):
+    """Runs over the same keys, each in parts of about equally many rows, and how their parts would be cut."""
+    return [
+        place.run([((k, f"v{run}"), (run,), 1) for k in range(run, count, runs)], cuts=range(rows, count // runs, rows))
+        for run in range(runs)
+    ]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(
+    st.integers(1, 4),
+    st.integers(20, 80),
+    st.integers(1, 60),
+    st.booleans(),
+)
+def test_pieces_cut_by_bounds_are_nearly_as_equal_as_those_cut_by_row_groups(runs, rows, n, is_one_large):
+    """Whether there are more pieces than parts, as many, or fewer; also beside a part that is larger than pieces."""
+    place, count = Place([KV], config=ROOMY), 1200
+    given = overlapping(place, count, runs, rows)
+    if is_one_large:
+        given.append(place.run([((k, "large"), (9,), 1) for k in range(count // 2, count)]))
+    wanted = ScanRequest(KV, KV.names)
+    parts = place.parts()
+    by_groups = split_keys(parts, given, wanted, n)
+    with patch.object(module, "FEW_PARTS", 0), patch.object(module, "SMALL_PARTS", 1000):
+        by_bounds = split_keys(parts, given, wanted, n)
+    tables = [scan(parts, given, piece, 1 << 20) for piece in between(by_bounds, wanted)]
+    sizes = [sum(table.num_rows for table in each) for each in tables]
+    total = count + (count // 2 if is_one_large else 0)
+    assert sum(sizes) == total
+    assert min(sizes) > 0
+    event(f"{len(by_bounds) - len(by_groups)} more cuts than by row groups")
+    # What is not opened has at most two pieces between its bounds; row groups have ten rows.
+    assert max(sizes) <= (1 + CROWDED_PIECES + 1 / SMALL_PIECE) * total / n + 10 * (runs + 1) + 1
+
+
+def opened_by(parts, plan):
+    """The parts that a plan opens."""
+    opened, load = [], Parts.open
+
+    def counted(self, part, *given):
+        opened.append(part.key)
+        return load(self, part, *given)
+
+    with patch.object(Parts, "open", counted):
+        plan(parts)
+    return opened
+
+
+def test_of_many_parts_only_those_larger_than_pieces_are_opened():
+    place = Place([KV], config=ROOMY)
+    run = place.run(
+        [((k, "x"), (0,), 1) for k in range(1500)], cuts=[*range(10, 510, 10), 1000, *range(1010, 1500, 10)]
+    )
+    sizes = {part.key: part.rows for part in run.parts}
+    wanted = ScanRequest(KV, KV.names)
+    with patch.object(module, "FEW_PARTS", 8):
+        opened = opened_by(place.parts(), lambda parts: split_keys(parts, [run], wanted, 75))
+    assert [sizes[key] for key in opened] == [500]
+
+
+def test_of_more_large_parts_than_a_plan_may_open_it_opens_none():
+    """The pieces are the parts: as many are as large as the largest one."""
+    place = Place([KV], config=ROOMY)
+    run = place.run([((k, "x"), (0,), 1) for k in range(2000)], cuts=range(100, 2000, 100))
+    wanted = ScanRequest(KV, KV.names)
+    cuts = []
+    with patch.object(module, "FEW_PARTS", 8), patch.object(module, "OPENED_PARTS", 8):
+        opened = opened_by(place.parts(), lambda parts: cuts.extend(split_keys(parts, [run], wanted, 100)))
+    assert opened == []
+    assert len(cuts) == 19
+
+
+def test_of_many_parts_those_without_bounds_are_opened_up_to_a_number():
+    place = Place([KV], config=ROOMY)
+    run = place.run([((k, "x"), (0,), 1) for k in range(2000)], cuts=range(100, 2000, 100))
+    unbounded = []
+    for at, part in enumerate(run.parts):
+        meta = PartMeta.decode(part.meta)
+        meta = msgspec.structs.replace(meta, lower=None, upper=None) if at % 4 == 0 else meta
+        unbounded.append(msgspec.structs.replace(part, meta=meta.encode()))
+    wanted, given = ScanRequest(KV, KV.names), [Run(tuple(unbounded), run.order, run.schema)]
+    for most, expected in ((256, 5), (3, 3)):
+        with patch.object(module, "FEW_PARTS", 8), patch.object(module, "OPENED_PARTS", most):
+            opened = opened_by(place.parts(), lambda parts: split_keys(parts, given, wanted, 20))
+        assert len(opened) == expected
+        assert set(opened) <= {part.key for part in unbounded[::4]}
+
+
+def test_many_parts_from_before_the_key_was_widened_are_cut_by_the_bounds_of_its_first_column():
+    schema = define({"k": "int32", "j": "int64"}, None)
+    newest = schema.widen("k", "double")
+    place = Place([schema, newest], config=replace(ROOMY, bound_bytes=24))
+    run = place.run([((n, n), (0,), 1) for n in range(-100, 100)], 0, cuts=range(10, 200, 10))
+    wanted = ScanRequest(newest, newest.names)
+    cuts = []
+    with patch.object(module, "FEW_PARTS", 8):
+        opened = opened_by(place.parts(), lambda parts: cuts.extend(split_keys(parts, [run], wanted, 20)))
+    assert opened == []
+    pieces = [scan(place.parts(), [run], piece, 1 << 20) for piece in between(cuts, wanted)]
+    assert [sum(table.num_rows for table in piece) for piece in pieces] == [10] * 20

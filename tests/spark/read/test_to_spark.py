@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 import timespine as ts
 from timespine.client.api_for_engines import untouched_parts_of
 from timespine.columnar.parts.part_stats import PartMeta
-from timespine.columnar.scan import split_keys
+from timespine.columnar.scan import part_access, split_keys
 from timespine.columnar.scan.part_access import Parts
 from timespine.errors import TimespineError, UsageError
 from timespine.spark.read import to_spark
@@ -156,8 +156,14 @@ def test_many_small_files_are_planned_by_the_state_and_no_file_is_opened(in_many
     assert "FileScan" not in frame._jdf.queryExecution().executedPlan().toString()
     assert sorted(frame.toArrow().column("id").to_pylist()) == list(range(2000))
     monkeypatch.setattr(to_spark, "FILE_BYTES_MIN", 1)  # now they are large
+    checked, check = [], part_access.check_footer
+    monkeypatch.setattr(part_access, "CHECKED_TOGETHER", 3)  # so that several threads check
+    monkeypatch.setattr(
+        part_access, "check_footer", lambda part, *given: checked.append(part.key) or check(part, *given)
+    )
     frame = in_many_files.snapshot().to_spark(spark)
-    assert sorted(opened) == sorted(part.key for part in files)
+    assert sorted(checked) == sorted(part.key for part in files)
+    assert opened == [], "hashes are compared, and no footer is parsed"
     assert "FileScan" in frame._jdf.queryExecution().executedPlan().toString()
     assert frame.count() == 2000
 

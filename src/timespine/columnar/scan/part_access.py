@@ -20,7 +20,7 @@ from timespine.columnar.kernels.consolidate import consolidate
 from timespine.columnar.parts.inline_part import decode_together
 from timespine.columnar.parts.part_cache import CacheHint, PartCache
 from timespine.columnar.parts.part_list_tree import read_run
-from timespine.columnar.parts.part_reader import MissingBlob, PartReader, open_part
+from timespine.columnar.parts.part_reader import MissingBlob, PartReader, check_footer, open_part
 from timespine.columnar.parts.part_stats import PartMeta, known_meta
 from timespine.columnar.scan.fetch_ahead import (
     announce_blooms,
@@ -38,6 +38,7 @@ from timespine.core.batch import Part, Run
 from timespine.core.read_plan import apply_parent_bounds
 from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
+from timespine.pool import outcome
 
 BLOCK_GROUPS = 8
 """Row groups that are fetched together."""
@@ -53,6 +54,9 @@ INLINE_KEPT = 8
 
 DEPTH_MAX = 64
 """Lists inside of lists. Balanced trees never get there."""
+
+CHECKED_TOGETHER = 64
+"""Footers that one thread compares with their hashes."""
 
 CONSTANTS_MAX = 64
 """Columns of one value that a process keeps, of as many rows as a row group has."""
@@ -118,6 +122,30 @@ class Parts:
         with self._counted():
             reader: PartReader = self.known.get_or_load(("footer", part.key), load)
         return reader
+
+    def check_footers(self, parts: Sequence[Part], id: int, schema: Schema) -> None:
+        """Compare the footers of parts with their hashes, in the threads of the pool, for readers of other processes.
+
+        Footers that this process has parsed have been compared.
+        """
+        unknown = [part for part in parts if not self.has_footer(part)]
+        chunks = [unknown[start : start + CHECKED_TOGETHER] for start in range(0, len(unknown), CHECKED_TOGETHER)]
+        if self.pool is None or len(chunks) < 2:
+            for chunk in chunks:
+                self._check_footers(chunk, id, schema)
+            return
+        tasks = [self.pool.submit(self._check_footers, chunk, id, schema) for chunk in chunks]
+        try:
+            for task in tasks:
+                outcome(task)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _check_footers(self, parts: Sequence[Part], id: int, schema: Schema) -> None:
+        self.fetch_footers(parts)
+        for part in parts:
+            check_footer(part, self.collection, schema, id, _fetcher(self.blob, part.key), self.config)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

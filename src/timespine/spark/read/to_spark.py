@@ -53,9 +53,9 @@ FILES_FEW = 256
 """The number of files that Spark may read directly, whatever their size."""
 
 FILE_BYTES_MIN = 4 << 20
-"""The mean size from which Spark reads any number of files directly. To plan a file takes the driver about a
-millisecond: 0.4 ms of CPU time to check its footer, and as much in Spark to list it. Slices of smaller files are
-planned by what the state knows, and their tasks check the footers."""
+"""The mean size from which Spark reads any number of files directly. To compare the hash of a footer takes the driver
+0.1 ms of CPU time, and Spark takes 0.6 ms at least to list the file. Slices of smaller files are planned by what the
+state knows, and their tasks check the footers."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,31}")
 
@@ -166,5 +166,4 @@ def _check_footers(rows: Snapshot, found: list[Part]) -> None:
     plan = scan_plan_of(rows)
     (run,) = plan.summed().runs if plan is not None else ()
     id, schema = parts.schema(run)
-    for part in found:
-        parts.open(part, id, schema)
+    parts.check_footers(found, id, schema)
