@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from timespine.core.state import HistoryEntry
     from timespine.core.transitions import AppendResult, ExpireResult
     from timespine.errors import (
+        ArrangementMisfit,
         BatchAlreadyCommitted,
         ClosedError,
         CollectionExists,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         IncompleteCopy,
         Indeterminate,
         InlineBudgetExceeded,
+        InvalidCondition,
         InvalidRows,
         LateRows,
         LeaseExpired,
@@ -113,6 +115,7 @@ __all__ = [
     "Amplification",
     "AppendResult",
     "ArrangementHold",
+    "ArrangementMisfit",
     "ArrangementReads",
     "BatchAlreadyCommitted",
     "BatchBuilder",
@@ -160,6 +163,7 @@ __all__ = [
     "Indeterminate",
     "InlineBudgetExceeded",
     "Inspection",
+    "InvalidCondition",
     "InvalidRows",
     "KeyLike",
     "LatePolicy",
@@ -235,6 +239,7 @@ _FROM = {
     "Amplification": "client.diagnostics.amplification",
     "AppendResult": "core.transitions",
     "arrangement": "",
+    "ArrangementMisfit": "errors",
     "ArrangementHold": "client.arrangement_protocols",
     "ArrangementReads": "client.arrangement_protocols",
     "BatchAlreadyCommitted": "errors",
@@ -297,6 +302,7 @@ _FROM = {
     "Indeterminate": "errors",
     "InlineBudgetExceeded": "errors",
     "Inspection": "client.diagnostics.inspect",
+    "InvalidCondition": "errors",
     "InvalidRows": "errors",
     "KeyLike": "client.arguments.argument_types",
     "LatePolicy": "client.arguments.argument_types",

@@ -3,6 +3,7 @@
     TimespineError
     |- UsageError (also a ValueError)   fix the call
     |  |- InvalidRows                     the rows do not fit the schema of the collection
+    |  |- InvalidCondition                a condition cannot be read, or does not fit the columns
     |  |- UnsupportedType                 no column can have that type
     |  |- LateRows                        the rows stand at times that are sealed
     |  |- DiffOverflow                    the count of a row does not fit 64 bits
@@ -12,6 +13,7 @@
     |  |- CollectionInUse                 a reader, a hold or a view keeps the collection
     |  |- OwnedCollection                 only the refresh of a view writes to the collection
     |  |- UnsupportedView                 a view cannot be maintained as it was asked for: here are all reasons
+    |  |- ArrangementMisfit               an open arrangement does not fit the newest schema: close it
     |  |- StoreClosed                     the store, or a port of it, was closed: open it again
     |  |- ReadOnlyStore                   the store was opened for reading only, or is a copy
     |  |- IncompleteCopy                  the store is a copy that was interrupted: copy again
@@ -161,6 +163,10 @@ class DiffOverflow(UsageError):
     """The least and the greatest key of such rows where the read met them; None if they are not known."""
 
 
+class InvalidCondition(UsageError):
+    """A condition on rows cannot be read, or does not fit the columns. Nothing was changed."""
+
+
 class UnsupportedType(UsageError):
     """No column can have this type; the message says which one to use instead, where there is one."""
 
@@ -231,6 +237,10 @@ class UnsupportedView(UsageError):
         super().__init__("\n".join((message, *(f"  {reason}" for reason in reasons))))
         self.reasons = reasons
         """Each reason: its line and column in the SQL text, what is wrong, and what to write instead."""
+
+
+class ArrangementMisfit(UsageError):
+    """An open arrangement does not fit the newest schema of its collection: close it, and arrange by other columns."""
 
 
 class StoreClosed(UsageError):
