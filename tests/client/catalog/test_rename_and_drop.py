@@ -11,7 +11,7 @@ from memory_store import BLOBS, Script
 from timespine.client.catalog.catalog import LOG
 from timespine.errors import ClosedError, CorruptionError, UnknownCollection, UpperMismatch, UsageError
 from timespine.location.consensus import LogWrite
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 # Renaming and dropping.
 

@@ -9,8 +9,8 @@ from timespine.client.commit.retry_limits import RetryPolicy
 from timespine.client.write.prebuilt.bulk_load import bulk_load
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.errors import SchemaChanged, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 CONFIGS = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 
