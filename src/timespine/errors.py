@@ -48,7 +48,7 @@ ids and frontiers, never row data or passwords.
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from timespine.hints import Hint, sentence
 
@@ -125,6 +125,10 @@ class InvalidRows(UsageError):
     """What is wrong with the row."""
     found_type: str = ""
     """The Python type of the values that do not fit, if the error is about their type."""
+    needed: str = ""
+    """What is needed instead, if the error is about the type of the values: "where int64 is needed"."""
+    place: str = ""
+    """Where such values are: "column 'total': "."""
 
     @classmethod
     def of_row(cls, column: str, row: int, why: str) -> InvalidRows:
@@ -134,11 +138,21 @@ class InvalidRows(UsageError):
         return error
 
     @classmethod
-    def of_type(cls, found_type: str, message: str) -> InvalidRows:
+    def of_type(cls, found_type: str, needed: str) -> InvalidRows:
         """Make the error for values of a Python type that does not stand for the wanted one."""
-        error = cls(message)
-        error.found_type = found_type
+        error = cls(f"it holds {with_article(found_type)} {needed}")
+        error.found_type, error.needed = found_type, needed
         return error
+
+    def in_context(self, where: str) -> Self:
+        """Give the same error with a message that begins with where it happened."""
+        error = super().in_context(where)
+        error.place = f"{where}: {self.place}"
+        return error
+
+    def with_found(self, found: str) -> str:
+        """Give the message with other words for the type of the values."""
+        return f"{self.place}it holds {found} {self.needed}" if self.found_type else self.message
 
     def at(self, place: str) -> str:
         """Give the message with another name for the row."""
