@@ -364,8 +364,11 @@ class InlineBudgetExceeded(Conflict):
     def __init__(self, asked: int, used: int, budget: int) -> None:
         super().__init__(f"{asked} bytes inline do not fit beside {used} of {budget}: put them into a blob instead")
         self.asked = asked
+        """The bytes to put inline."""
         self.used = used
+        """The bytes that the state has inline."""
         self.budget = budget
+        """The most bytes that a state may have inline."""
 
 
 class BatchAlreadyCommitted(Conflict):
