@@ -17,8 +17,9 @@ import pyarrow as pa
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.config import Config
-from timespine.core.maintenance_policy import run_count, written_rows_max
+from timespine.core.maintenance_policy import run_count
 from timespine.location.memory import MemoryBlob, MemoryConsensus
+from timespine.testing.maintenance_bound import written_rows_max
 
 CONFIG = Config(inline_part_bytes=1)
 """Every row goes to a blob: what is inline hides what storage costs."""

@@ -28,7 +28,7 @@ from timespine.core.group import Refused
 from timespine.core.protocols import maintain
 from timespine.core.protocols.commit import commit, register_session
 from timespine.core.protocols.garbage import references
-from timespine.core.protocols.load_state import create_or_find, refresh_state
+from timespine.core.protocols.load_state import refresh_state
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.core.transitions import (
@@ -43,6 +43,7 @@ from timespine.core.transitions import (
 from timespine.errors import Determinate, Indeterminate
 from timespine.model import Description, Frontier, Time
 from timespine.model.oracle import OracleRow, Update, accumulate
+from timespine.testing.create_or_find import create_or_find
 from timespine.testing.formats.naive import data_of, merge_runs, row_counts
 from timespine.testing.simulator import core_reads, core_writes
 from timespine.testing.simulator.world import World

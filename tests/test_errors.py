@@ -40,7 +40,7 @@ def test_tree_in_the_docstring_is_the_tree() -> None:
 def test_every_error_is_a_timespine_error_and_only_usage_is_a_value_error() -> None:
     assert all(issubclass(each, TimespineError) for each in CLASSES.values())
     usage = {"UsageError", "DiffOverflow", "InvalidRows", "LateRows", "SchemaChanged", "UnknownCollection"}
-    usage |= {"OwnedCollection", "UnsupportedType", "UnsupportedView"}
+    usage |= {"OwnedCollection", "UnsupportedType", "UnsupportedView", "InvalidCondition", "ArrangementMisfit"}
     usage |= {
         "IncompleteCopy",
         "CollectionExists",

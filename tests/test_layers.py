@@ -105,7 +105,7 @@ def test_every_name_of_the_interface_for_engines_has_a_user_above():
     interface = "timespine.client.api_for_engines"
     used = {
         name.name
-        for layer in ("arrangement", "spark", "views")
+        for layer in ("arrangement", "spark", "views", "cli")
         for path in modules(layer)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module == interface
@@ -116,7 +116,7 @@ def test_every_name_of_the_interface_for_engines_has_a_user_above():
 
 @pytest.mark.parametrize("layer", ["spark", "views", "cli"])
 def test_what_a_collection_hides_is_asked_for_by_a_function(layer):
-    hidden = {"_handle", "_plan", "_wanted", "_held", "_steps", "_leased"}
+    hidden = {"_handle", "_plan", "_wanted", "_held", "_steps", "_leased", "_context", "_catalog"}
     of_pyspark = {("views/spark_engine/frames.py", "_plan")}  # the plan of a DataFrame
     for path in modules(layer):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -3,6 +3,7 @@
     TimespineError
     |- UsageError (also a ValueError)   fix the call
     |  |- InvalidRows                     the rows do not fit the schema of the collection
+    |  |- InvalidCondition                a condition cannot be read, or does not fit the columns
     |  |- UnsupportedType                 no column can have that type
     |  |- LateRows                        the rows stand at times that are sealed
     |  |- DiffOverflow                    the count of a row does not fit 64 bits
@@ -12,6 +13,7 @@
     |  |- CollectionInUse                 a reader, a hold or a view keeps the collection
     |  |- OwnedCollection                 only the refresh of a view writes to the collection
     |  |- UnsupportedView                 a view cannot be maintained as it was asked for: here are all reasons
+    |  |- ArrangementMisfit               an open arrangement does not fit the newest schema: close it
     |  |- StoreClosed                     the store, or a port of it, was closed: open it again
     |  |- ReadOnlyStore                   the store was opened for reading only, or is a copy
     |  |- IncompleteCopy                  the store is a copy that was interrupted: copy again
@@ -46,7 +48,7 @@ ids and frontiers, never row data or passwords.
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from timespine.hints import Hint, sentence
 
@@ -123,6 +125,10 @@ class InvalidRows(UsageError):
     """What is wrong with the row."""
     found_type: str = ""
     """The Python type of the values that do not fit, if the error is about their type."""
+    needed: str = ""
+    """What is needed instead, if the error is about the type of the values: "where int64 is needed"."""
+    place: str = ""
+    """Where such values are: "column 'total': "."""
 
     @classmethod
     def of_row(cls, column: str, row: int, why: str) -> InvalidRows:
@@ -132,11 +138,21 @@ class InvalidRows(UsageError):
         return error
 
     @classmethod
-    def of_type(cls, found_type: str, message: str) -> InvalidRows:
+    def of_type(cls, found_type: str, needed: str) -> InvalidRows:
         """Make the error for values of a Python type that does not stand for the wanted one."""
-        error = cls(message)
-        error.found_type = found_type
+        error = cls(f"it holds {with_article(found_type)} {needed}")
+        error.found_type, error.needed = found_type, needed
         return error
+
+    def in_context(self, where: str) -> Self:
+        """Give the same error with a message that begins with where it happened."""
+        error = super().in_context(where)
+        error.place = f"{where}: {self.place}"
+        return error
+
+    def with_found(self, found: str) -> str:
+        """Give the message with other words for the type of the values."""
+        return f"{self.place}it holds {found} {self.needed}" if self.found_type else self.message
 
     def at(self, place: str) -> str:
         """Give the message with another name for the row."""
@@ -159,6 +175,10 @@ class DiffOverflow(UsageError):
 
     key_range: tuple[dict[str, object], dict[str, object]] | None = None
     """The least and the greatest key of such rows where the read met them; None if they are not known."""
+
+
+class InvalidCondition(UsageError):
+    """A condition on rows cannot be read, or does not fit the columns. Nothing was changed."""
 
 
 class UnsupportedType(UsageError):
@@ -231,6 +251,10 @@ class UnsupportedView(UsageError):
         super().__init__("\n".join((message, *(f"  {reason}" for reason in reasons))))
         self.reasons = reasons
         """Each reason: its line and column in the SQL text, what is wrong, and what to write instead."""
+
+
+class ArrangementMisfit(UsageError):
+    """An open arrangement does not fit the newest schema of its collection: close it, and arrange by other columns."""
 
 
 class StoreClosed(UsageError):
@@ -340,8 +364,11 @@ class InlineBudgetExceeded(Conflict):
     def __init__(self, asked: int, used: int, budget: int) -> None:
         super().__init__(f"{asked} bytes inline do not fit beside {used} of {budget}: put them into a blob instead")
         self.asked = asked
+        """The bytes to put inline."""
         self.used = used
+        """The bytes that the state has inline."""
         self.budget = budget
+        """The most bytes that a state may have inline."""
 
 
 class BatchAlreadyCommitted(Conflict):

@@ -15,9 +15,19 @@ from assertions import until
 
 import timespine as ts
 from timespine.arrangement.arrangement import Arrangement
+from timespine.client.read.arranged_rows import arranged_rows
 from timespine.client.write.read_current import CurrentRows
 from timespine.columnar.scan import scan as scanning
-from timespine.errors import ClosedError, LeaseExpired, NotSealed, SinceError, StoreClosed, UsageError
+from timespine.errors import (
+    ArrangementMisfit,
+    ClosedError,
+    InvalidRows,
+    LeaseExpired,
+    NotSealed,
+    SinceError,
+    StoreClosed,
+    UsageError,
+)
 
 KEY = {"id": "int64"}
 VALUE = {"customer": "string", "total": "double"}
@@ -242,6 +252,37 @@ def test_an_arrangement_by_a_dropped_column_says_so_and_stops(orders, caplog):
             index.get({"customer": "a"})
         assert orders._handle.state().seqno == seqno
         assert len([line for line in caplog.messages if "could not follow" in line]) <= 1
+
+
+def test_an_arrangement_that_does_not_fit_the_schema_answers_no_read_and_stops_none(orders):
+    handle = orders._handle
+    with orders.arrange(by=["customer"]) as index:
+        keys, last = pa.table({"customer": ["a"]}), orders.upper.time - 1
+        assert arranged_rows(handle, keys, last).num_rows > 0
+        orders.evolve(drop=["customer"])
+        orders.evolve(add={"customer": "string"})
+        with pytest.raises(ArrangementMisfit):
+            index.get({"customer": "a"})
+        assert arranged_rows(handle, keys, last) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [({"id": "four"}, "int64"), ({"id": 1 << 63}, "int64"), ({}, "id"), ({"ids": 4}, "id"), ({"id": 1.5}, "int64")],
+)
+def test_a_wrong_key_is_refused_as_without_an_arrangement(orders, key, said):
+    with pytest.raises(InvalidRows, match=said) as plain:
+        orders.lookup(key)
+    with orders.arrange(), pytest.raises(InvalidRows) as arranged:
+        orders.lookup(key)
+    assert str(arranged.value) == str(plain.value)
+
+
+def test_a_lookup_passes_an_error_of_the_arrangement_on(orders):
+    with orders.arrange() as index:
+        failing = mock.patch.object(index, "catch_up", side_effect=UsageError("not about the key"))
+        with failing, pytest.raises(UsageError, match="not about the key"):
+            orders.lookup({"id": 4})
 
 
 def test_a_lost_lease_is_read_anew_and_readers_go_on(orders):

@@ -1,5 +1,6 @@
 """Errors say what a user of the command line can do, in options and verbs, not in Python."""
 
+import pickle
 import re
 from pathlib import Path
 
@@ -95,6 +96,8 @@ def test_only_verbs_that_can_wait_say_how(store, verb, can_wait):
 
 
 def test_types_of_values_are_those_of_json_and_no_other_words_change():
-    error = InvalidRows.of_type("dict", "column 'a dict': it holds a dict where int64 is needed")
-    assert error_wording.error_text(error) == "column 'a dict': it holds an object where int64 is needed"
+    error = InvalidRows.of_type("dict", "where int64 is needed").in_context("column 'it holds a dict where'")
+    assert str(error) == "column 'it holds a dict where': it holds a dict where int64 is needed"
+    assert error_wording.error_text(error) == "column 'it holds a dict where': it holds an object where int64 is needed"
+    assert error_wording.error_text(pickle.loads(pickle.dumps(error))) == error_wording.error_text(error)
     assert error_wording.error_text(UsageError("there is no column 'dict'")) == "there is no column 'dict'"

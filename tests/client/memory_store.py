@@ -14,7 +14,7 @@ from assertions import check, until
 from timespine.client.store import Store
 from timespine.config import Config
 from timespine.location.memory import MemoryBlob, MemoryConsensus
-from timespine.location.unreliable import Fault, UnreliableBlob, UnreliableConsensus
+from timespine.testing.unreliable import Fault, UnreliableBlob, UnreliableConsensus
 
 QUICK = Config(retry_pause_ms=1, retry_pause_max_ms=1, storage_attempts=3)
 """Failures are soon found to be failures."""

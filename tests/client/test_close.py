@@ -13,8 +13,8 @@ from timespine.errors import Indeterminate, TimespineError, Unavailable, UsageEr
 from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.opening import folder_place
 from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 CLOSED = "this store is closed: open it again"
 

@@ -14,9 +14,9 @@ import timespine as ts
 from timespine.client.commit.group_commit import STORE_CLOSED
 from timespine.errors import NotSealed, TimespineError, Unavailable, UsageError
 from timespine.location.opening.folder_place import CONSENSUS
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 from timespine.pool import Pool
+from timespine.testing.unreliable import Fault
 
 KEY = {"n": "int64"}
 

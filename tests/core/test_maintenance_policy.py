@@ -13,13 +13,14 @@ from state_harness import WRITER, StateHarness, at, batch, up
 
 from timespine.core.batch import HollowBatch, Order, Part, Run
 from timespine.core.encoding.flat_spine import validate_deep
-from timespine.core.maintenance_policy import run_count, run_rows, worth_compacting, written_rows_max
+from timespine.core.maintenance_policy import run_count, run_rows, worth_compacting
 from timespine.core.spine.layers import Layer, MergePolicyKind, MergeProgress, SpineBatch
 from timespine.core.spine.rope import leaf
 from timespine.core.spine.spine import Spine
 from timespine.core.totals import COUNT_MAX, Totals, increase
 from timespine.core.transitions import ApplyMerge, CompareAndAppend, Drain, Evict, Refresh, RollUpAll, Seal, Trim
 from timespine.errors import UsageError
+from timespine.testing.maintenance_bound import written_rows_max
 
 # Totals.
 

@@ -12,10 +12,10 @@ from timespine.client.maintenance.sweep_claim import SWEEPS, take_sweep_turn
 from timespine.errors import CorruptionError, VersionError
 from timespine.location.bucket import formats
 from timespine.location.bucket.consensus import BucketConsensus
-from timespine.location.bucket.object_store import MemoryObjects
 from timespine.location.consensus import EPOCH
 from timespine.location.opening import descriptor
 from timespine.location.opening.descriptor import decode_descriptor
+from timespine.testing.memory_objects import MemoryObjects
 
 FORMAT = Path(__file__).parents[2] / "docs" / "format"
 

@@ -133,6 +133,51 @@ def fields_without_text(kind):
                 yield f"{kind.__name__}.{ast.unparse(declared.target)}"
 
 
+def statements_below(body):
+    """Give each statement of a body, and of the blocks in it, with the one right below it."""
+    for statement, below in itertools.pairwise([*body, ast.Pass()]):
+        yield statement, below
+        for block in (statement, *getattr(statement, "handlers", ())):
+            for part in ("body", "orelse", "finalbody"):
+                yield from statements_below(getattr(block, part, ()))
+
+
+def attributes(kind):
+    """Give the public attributes that the methods of a class set on `self`, with whether a sentence is under them."""
+    (defined,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    for method in defined.body:
+        if not isinstance(method, ast.FunctionDef):
+            continue
+        for statement, below in statements_below(method.body):
+            if not isinstance(statement, ast.Assign | ast.AnnAssign):
+                continue
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in [leaf for each in targets for leaf in getattr(each, "elts", [each])]:
+                is_own = isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
+                if is_own and not target.attr.startswith("_"):
+                    text = below.value if isinstance(below, ast.Expr) else None
+                    yield target.attr, isinstance(text, ast.Constant) and isinstance(text.value, str)
+
+
+def attributes_without_text(kind):
+    """Give the public attributes of a class of ours that have no sentence anywhere: here, or in a class above."""
+    above = [each for each in kind.__mro__ if each.__module__.startswith("timespine.")]
+    declared = {name for each in above for name in vars(each).get("__annotations__", {})}
+    explained = {name for each in above for name, has_text in attributes(each) if has_text}
+    properties = {name for each in above for name, value in vars(each).items() if isinstance(value, property)}
+    of_python = {name for each in kind.__mro__ if each not in above for name in vars(each)}
+    given = {name for name, _ in attributes(kind)} - declared - explained - properties - of_python
+    return [f"{kind.__name__}.{name}" for name in sorted(given)]
+
+
+def test_every_public_attribute_that_an_exported_class_sets_has_a_sentence_under_it():
+    exported = [getattr(module, name) for module in EXPORTING for name in module.__all__]
+    classes = [each for each in exported if inspect.isclass(each)]
+    ours = {owner for each in classes for owner in each.__mro__ if owner.__module__.startswith("timespine.")}
+    assert sum(1 for kind in ours for _ in attributes(kind)) > 40
+    assert sorted(field for kind in ours for field in attributes_without_text(kind)) == []
+
+
 def test_every_public_field_of_an_exported_class_has_a_sentence_under_it():
     exported = [getattr(module, name) for module in EXPORTING for name in module.__all__]
     classes = [each for each in exported if inspect.isclass(each)]

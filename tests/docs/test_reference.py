@@ -31,7 +31,7 @@ GROUPS = {
     "Conditions and shapes": "col Column Predicate Schema Field Frontier Description",
     "Arguments": "Value Row RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike "
     "DurationLike RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity "
-    "ViewPolicy ViewTimes ViewEngine",
+    "ViewPolicy ViewTimes ViewEngine FrameFunction Progress Verification",
     "Operating": "copy CopyResult promote restore RestorePoint RestoreResult fence",
     "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult AppendResult MaintenanceReport Retention",
     "Looking inside": "Inspection BatchInfo PartInfo PlainFrontier HistoryEntry Amplification",

@@ -21,10 +21,10 @@ from timespine.location.object_store.bucket import RETRIES, Bucket
 from timespine.location.object_store.object_blob import ObjectBlob
 from timespine.location.opening.store_location import parse_location
 from timespine.location.remote.read_ahead import BlobRange, ReadAheadBlob
-from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.testing.conformance import BlobUnderFaults
 from timespine.testing.conformance.blob_faults import DELETE, GET, KEY, LIST, PUT, VALUE
 from timespine.testing.conformance.faults import REFUSED, REPLY_LOST, REQUEST_LOST
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 
 class TestLocalBlob(BlobUnderFaults):

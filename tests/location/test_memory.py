@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from timespine.location.memory import MemoryBlob, MemoryConsensus
-from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.testing.conformance import BlobConformance, ConsensusConformance
+from timespine.testing.unreliable import Fault, UnreliableConsensus
 
 
 class TestMemoryBlob(BlobConformance):

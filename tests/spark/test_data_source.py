@@ -21,7 +21,6 @@ from pyspark.sql.types import (
 import timespine as ts
 from timespine.config import Config
 from timespine.errors import UsageError
-from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.spark import drop_reads
 from timespine.spark.data_source import TimespineSource
 from timespine.spark.options import Options
@@ -29,6 +28,7 @@ from timespine.spark.read import to_spark
 from timespine.spark.read.read_plan import plan_read
 from timespine.spark.read.read_task import read_slice
 from timespine.spark.type_mapping import ddl_of
+from timespine.testing.unreliable import Fault, UnreliableConsensus
 
 
 @pytest.fixture

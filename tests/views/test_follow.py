@@ -10,7 +10,7 @@ from assertions import until
 from memory_store import Script
 
 import timespine as ts
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 from timespine.views.follow import follow_loop
 from timespine.views.follow.follow_loop import BACKOFF_S, GRACE_S, FollowLoop
 

@@ -11,7 +11,7 @@ import timespine as ts
 from timespine.client.catalog.catalog import decode_catalog, encode_catalog
 from timespine.client.collection import handle_of
 from timespine.errors import CorruptionError, VersionError
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 from timespine.views.definition import decode_definition
 from timespine.views.refresh import refresh_views as refreshing
 from timespine.views.refresh.refresh_one_view import Carrier

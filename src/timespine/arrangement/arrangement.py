@@ -33,6 +33,7 @@ from timespine.client.read.follow.change_feed import FeedEvent
 from timespine.client.refuse_pickle import OneProcess
 from timespine.columnar.predicate.where import Where
 from timespine.errors import (
+    ArrangementMisfit,
     CorruptionError,
     DiffOverflow,
     HandleExpired,
@@ -67,7 +68,7 @@ class Arrangement(OneProcess, ArrangedReads):
         self._lock = Lock("following a collection")
         self._users = 1
         self._is_closed = False
-        self._misfit: UsageError | None = None
+        self._misfit: ArrangementMisfit | None = None
         """Why the newest schema of the collection cannot be arranged like this, once it changed."""
         self._doubt: CorruptionError | None = None
         """Why the rows must be read again: a file of the checkpoint is damaged."""
@@ -171,14 +172,14 @@ class Arrangement(OneProcess, ArrangedReads):
 
     def look_up(self, key: Mapping[str, Any], schema_id: int) -> pa.Table | None:
         """Return the rows of one key of the collection; None if this arrangement cannot tell."""
-        if not self._is_by_key or not set(key) <= set(self.layout.by):
+        if not self._is_by_key or not key or set(key) != set(self.layout.by[: len(key)]):
             return None
         try:
             self.catch_up()
             followed = self._current
             view = followed.spine.newest_view()
             return view.lookup(key) if followed.schema_id == schema_id else None
-        except (StoreClosed, DiffOverflow):
+        except (StoreClosed, DiffOverflow, ArrangementMisfit):
             return None  # another thread closed it just now; or a row counts too much, and a read says which one
         except CorruptionError as error:
             self._distrust(error)
@@ -199,7 +200,7 @@ class Arrangement(OneProcess, ArrangedReads):
             if followed.schema_id != schema_id or upper is None or upper.less_equal((time,)):
                 return None
             return followed.spine.view((time,)).fetch(keys)
-        except (SinceError, StoreClosed, DiffOverflow):
+        except (SinceError, StoreClosed, DiffOverflow, ArrangementMisfit):
             return None  # as above, or it has only later times
         except CorruptionError as error:
             self._distrust(error)
@@ -277,7 +278,7 @@ class Arrangement(OneProcess, ArrangedReads):
                 if doubt is not None or self._newest_schema() == old.schema_id:
                     raise
                 # It stays so: a thread that tries again would take a lease each time.
-                self._misfit = UsageError(
+                self._misfit = ArrangementMisfit(
                     f"the schema of {self._handle.name} changed, and this arrangement does not fit it: {error}; close "
                     "it, and arrange the collection by columns that it has"
                 )

@@ -81,8 +81,7 @@ def error_text(error: TimespineError, row: str | None = None) -> str:
     if isinstance(error, InvalidRows):
         text = text if row is None else error.at(row)
         if error.found_type:
-            found = _KINDS.get(error.found_type, with_article(error.found_type))
-            text = text.replace(f"it holds {with_article(error.found_type)} where", f"it holds {found} where")
+            text = error.with_found(_KINDS.get(error.found_type, with_article(error.found_type)))
     return _FRONTIER.sub(_as_typed, text)
 
 

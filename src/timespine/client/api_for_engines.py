@@ -192,6 +192,11 @@ def context_of(store: Store) -> StoreContext:
     return store._context
 
 
+def retention_of_store(store: Store) -> int | None:
+    """Return the milliseconds for which a store keeps history, by the newest catalog; None: for ever."""
+    return store._catalog.read().retain_ms
+
+
 def heads_of(store: Store, ids: Sequence[str]) -> Mapping[str, int | None]:
     """Return the newest sequence numbers of collections, and of the catalog under CATALOG_KEY, by one call."""
     from timespine.location.consensus import read_heads
@@ -324,6 +329,7 @@ __all__ = [
     "replace_delta",
     "restrict_columns",
     "restrict_to_keys",
+    "retention_of_store",
     "scan_plan_of",
     "scan_request_of",
     "slices_of",

@@ -169,8 +169,7 @@ class Collection(OneProcess):
 
     def finish(self) -> None:
         """Seal all times: no writer can add anything to the collection afterwards."""
-        self._handle.check_unowned()
-        self._handle.committer.commit((self.id, AdvanceUpper(Frontier())))
+        commit_steps(CommandStep.of(self._handle, AdvanceUpper(Frontier())))
 
     def writer(self) -> Writer:
         """Return a writer for callers that build batches themselves."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,9 @@ from timespine.client.refuse_pickle import OneProcess
 from timespine.errors import OwnedCollection, UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from timespine.client.arguments.argument_types import ViewEngine, ViewPolicy, ViewTimes
+    from timespine.client.arguments.argument_types import FrameFunction, ViewEngine, ViewPolicy, ViewTimes
     from timespine.client.arguments.time_args import DurationLike, TimeLike
     from timespine.client.catalog.catalog import Catalog
     from timespine.client.catalog.retention import RetentionLike
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from timespine.views.refresh.refresh_views import Refreshed
     from timespine.views.run_statement import StatementResult
     from timespine.views.view import View
-
-    FrameFunction = Callable[[Mapping[str, DataFrame]], DataFrame]
-    """A function from the DataFrames of inputs, by name, to that of a view."""
 
 
 def load_views_module(module: str) -> ModuleType:

@@ -56,7 +56,6 @@ keep_ms * (1 + 1 / KEPT_ROLLUPS).
 from __future__ import annotations
 
 import enum
-import math
 
 from timespine.core.batch import HollowBatch, Order
 from timespine.core.spine import rope as ropes
@@ -84,11 +83,6 @@ GARBAGE_MIN = 64 << 10
 
 KEPT_ROLLUPS = 8
 """Rollups that a store keeps of the time during which deleted data stay restorable, about."""
-
-
-def written_rows_max(appended: int) -> float:
-    """Return the most updates that maintenance writes for this number of appended ones, on its own account."""
-    return appended * (math.log2(appended) + 2) if appended else 0.0
 
 
 def worth_compacting(state: State) -> int | None:

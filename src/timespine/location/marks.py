@@ -32,7 +32,6 @@ from typing import NamedTuple
 
 from timespine.errors import CorruptionError, VersionError
 from timespine.ids import SEGMENT_MAX
-from timespine.location.consensus import Consensus
 from timespine.location.folder.durable import open_regular, set_mode, sync
 
 VERSION = 1
@@ -63,12 +62,6 @@ class Mark(NamedTuple):
 
 NOTHING = Mark(0)
 """The mark of logs that have no entry yet."""
-
-
-def total_entries(consensus: Consensus) -> int:
-    """Count the entries that were ever appended to the logs of an adapter: never less than before."""
-    heads = (consensus.head(key) for key in consensus.list_keys())
-    return sum(head.seqno + 1 for head in heads if head is not None)
 
 
 class MarkFile:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from timespine.spark.merge_job import merging_on
     from timespine.spark.read.sql_views import register
     from timespine.spark.read.to_spark import release
+    from timespine.spark.read_cdc_files import read_changes, stream_changes
     from timespine.spark.setup.session import prepare, session
     from timespine.spark.stream.foreach_batch import foreach_batch
     from timespine.spark.stream.foreach_batch_together import foreach_batch_together
@@ -31,9 +32,11 @@ _FROM = {
     "foreach_batch_together": "stream.foreach_batch_together",
     "merging_on": "merge_job",
     "prepare": "setup.session",
+    "read_changes": "read_cdc_files",
     "register": "read.sql_views",
     "release": "read.to_spark",
     "session": "setup.session",
+    "stream_changes": "read_cdc_files",
 }
 """The module of each public name. `__getattr__` imports it on first use, so that a worker loads only what it needs."""
 
@@ -74,7 +77,9 @@ __all__ = [
     "foreach_batch_together",
     "merging_on",
     "prepare",
+    "read_changes",
     "register",
     "release",
     "session",
+    "stream_changes",
 ]

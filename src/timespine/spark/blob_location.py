@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from timespine.client.api_for_engines import context_of
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.scan.worker_slice import CACHE_BYTES
 from timespine.config import Config
@@ -60,7 +61,8 @@ def blob_location_of(handle: CollectionHandle) -> BlobLocation:
 
 def blob_location_of_store(store: Store) -> BlobLocation:
     """Return the location of the blobs of a store."""
-    return _location(store.location, store._context.config, store._context.storage)
+    context = context_of(store)
+    return _location(store.location, context.config, context.storage)
 
 
 def _location(location: str, config: Config, storage: StorageOptions) -> BlobLocation:

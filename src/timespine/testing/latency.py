@@ -21,11 +21,11 @@ from timespine.config import DEFAULT, Config, at_remote_place
 from timespine.location.blob import BLOB_BYTES_MAX, BlobInfo
 from timespine.location.bucket.consensus import BucketConsensus
 from timespine.location.bucket.effects import StoredObject, Unchanged
-from timespine.location.bucket.object_store import MemoryObjects
 from timespine.location.consensus import Consensus, LogEntry, LogWrite
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.location.opening.place import OpenedPorts
 from timespine.location.remote.read_ahead import REQUESTS_MAX, ReadAheadBlob
+from timespine.testing.memory_objects import MemoryObjects
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What tests of the catalog share."""
 
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 KEY = {"n": "int64"}
 

@@ -9,9 +9,9 @@ from timespine.client.catalog.catalog import LOG, decode_catalog
 from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.columnar.schema.schema import define
 from timespine.errors import UnknownCollection, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
+from timespine.testing.unreliable import Fault
 
 # Creating.
 

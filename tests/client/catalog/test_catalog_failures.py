@@ -13,7 +13,7 @@ from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.core.encoding.envelope import EnvelopeKind, wrap_payload
 from timespine.errors import CorruptionError, Determinate, Indeterminate, TimespineError, VersionError
 from timespine.location.consensus import LogWrite
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 
 def overwrite(place, data):

@@ -11,7 +11,7 @@ from memory_store import BLOBS, QUICK, MemoryStore, Script
 
 from timespine.client.catalog.reservations import RESERVED_MS
 from timespine.errors import Determinate, TimespineError, Unavailable, UsageError
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 SHAPE = {"key": {"k": "int64"}, "timeline": "counter"}
 DAY_S = RESERVED_MS / 1000 + 1

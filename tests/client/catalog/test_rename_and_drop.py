@@ -8,10 +8,12 @@ import pytest
 from catalog_cases import KEY, LOST, rows_of
 from memory_store import BLOBS, Script
 
+from timespine.client.catalog import catalog
 from timespine.client.catalog.catalog import LOG
-from timespine.errors import ClosedError, CorruptionError, UnknownCollection, UpperMismatch, UsageError
+from timespine.client.commit.retry_limits import RetryPolicy
+from timespine.errors import ClosedError, Contention, CorruptionError, UnknownCollection, UpperMismatch, UsageError
 from timespine.location.consensus import LogWrite
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 # Renaming and dropping.
 
@@ -52,6 +54,25 @@ def test_a_rename_that_meets_a_replacement_renames_the_new_collection(place):
     assert script.is_done
     assert store.names() == other.names() == ["sales"]
     assert store["sales"].id == other["sales"].id
+
+
+def test_a_rename_that_always_meets_a_replacement_ends_in_contention(place, monkeypatch):
+    script = Script()
+    store, other = place.open(script=script), place.open()
+    store.create("orders", key=KEY)
+    monkeypatch.setattr(catalog, "RETRY", RetryPolicy(renames=3))
+
+    def replace():
+        other.create("orders", key=KEY, replace=True)
+        script.add("compare_and_set", Fault.NONE, key=LOG, hook=replace)
+
+    script.add("compare_and_set", Fault.NONE, key=LOG, hook=replace)
+    with pytest.raises(Contention, match="moved the name orders to another collection, 3 times in a row"):
+        store.rename("orders", "sales")
+    script.rules.clear()
+    assert store.names() == ["orders"]
+    store.rename("orders", "sales")
+    assert other.names() == ["sales"]
 
 
 def test_a_rename_to_the_same_name_changes_nothing(place):

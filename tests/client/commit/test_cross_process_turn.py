@@ -11,7 +11,7 @@ from timespine.client.commit.retry_limits import RETRY
 from timespine.core.transitions import ClaimTurn, ReleaseTurn
 from timespine.core.transitions.turns import REST_MS, free_from
 from timespine.errors import UsageError
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 
 def create(store, name="t"):

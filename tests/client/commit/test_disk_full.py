@@ -16,8 +16,8 @@ from timespine.core.transitions import AdvanceUpper, Retain
 from timespine.errors import Determinate, Indeterminate, NoSpace, StoreClosed
 from timespine.location.folder.reserve import RESERVE_BYTES
 from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 ROW = {"k": 0, "v": b"x" * 100}
 BLOBS = ts.Config(inline_part_bytes=1)

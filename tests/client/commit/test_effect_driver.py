@@ -10,7 +10,6 @@ from timespine.core.effects import DeleteBlobs, FreshId, GetBlob, MergeRuns, Now
 from timespine.core.group import Refused
 from timespine.core.protocols import garbage, maintain
 from timespine.core.protocols.commit import commit, register_session
-from timespine.core.protocols.load_state import create_or_find
 from timespine.core.protocols.session import Session
 from timespine.core.transitions import Retain, RollUpAll
 from timespine.errors import Determinate, NoSpace, UpperMismatch
@@ -18,10 +17,11 @@ from timespine.ids import parse_blob_key
 from timespine.location.folder.local_blob import LocalBlob
 from timespine.location.memory import MemoryBlob, MemoryConsensus
 from timespine.location.sqlite.sqlite_consensus import SqliteConsensus
-from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.model.frontier import Frontier
+from timespine.testing.create_or_find import create_or_find
 from timespine.testing.formats.naive import data_of, merge_runs, row_counts
 from timespine.testing.simulator import core_reads, core_writes
+from timespine.testing.unreliable import Fault, UnreliableConsensus
 
 
 def session_on(driver, name="c", **config):

@@ -11,9 +11,9 @@ from timespine.client.commit.shared_session import UNREAD_MAX
 from timespine.core.batch import empty_batch
 from timespine.core.transitions import AdvanceUpper, AppendNext, Exert
 from timespine.errors import ClosedError, Determinate, Fenced, UpperMismatch, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 EMPTY = empty_batch(Description(Frontier.minimum(1), Frontier(), Frontier.minimum(1)))
 

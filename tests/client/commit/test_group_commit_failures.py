@@ -12,8 +12,8 @@ from memory_store import BLOBS, QUICK, Script
 from timespine.core.group import CommandTransaction, Refused
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import Determinate, Fenced, HandleExpired, Indeterminate, Unavailable, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 # Replies that are lost.
 

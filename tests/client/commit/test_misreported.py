@@ -11,7 +11,7 @@ from timespine.client.catalog.catalog import CHANGES_KEPT, LOG
 from timespine.client.catalog.reservations import RESERVED_MS, expire_reservations, forget_cancelled
 from timespine.core.transitions import CommitSink
 from timespine.errors import Determinate
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 KEY = {"n": "int64"}
 CONFIGS = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])

@@ -15,8 +15,8 @@ from timespine.core.batch import Part
 from timespine.core.state import State
 from timespine.core.transitions import AdvanceUpper, Write
 from timespine.errors import Unavailable, UpperMismatch
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 OFTEN = Config(inline_part_bytes=1, rollup_seqnos=1000, retry_pause_ms=1, storage_attempts=2)
 

@@ -8,8 +8,8 @@ from memory_store import Script
 from timespine.client.maintenance import due_merges
 from timespine.client.maintenance.due_merges import is_nearly_full
 from timespine.config import Config
-from timespine.core.maintenance_policy import written_rows_max
-from timespine.location.unreliable import Fault
+from timespine.testing.maintenance_bound import written_rows_max
+from timespine.testing.unreliable import Fault
 
 FEW = Config(inline_part_bytes=200, inline_total_bytes=2000, retry_pause_ms=1, storage_attempts=2)
 """About a hundred small commits fill the state."""

@@ -19,9 +19,10 @@ from timespine.columnar.parts.inline_part import decode_inline
 from timespine.config import Config
 from timespine.core.encoding.codec import decode_diff, decode_state
 from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
-from timespine.core.maintenance_policy import GARBAGE_MIN, run_count, written_rows_max
+from timespine.core.maintenance_policy import GARBAGE_MIN, run_count
 from timespine.core.spine.layers import MergePolicyKind
 from timespine.core.state import Forgetting, new_state
+from timespine.testing.maintenance_bound import written_rows_max
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

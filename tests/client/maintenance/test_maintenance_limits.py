@@ -13,9 +13,9 @@ from timespine.client.maintenance.maintenance_report import SKIPPED_MAX
 from timespine.core.transitions import ClaimMerge, RegisterWriter, RollUpAll
 from timespine.errors import CorruptionError, DiffOverflow, Unavailable
 from timespine.location.consensus import LogWrite as Entry
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 from timespine.model.time import INT64_MAX
+from timespine.testing.unreliable import Fault
 
 # What cannot be done.
 

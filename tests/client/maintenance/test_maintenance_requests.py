@@ -16,7 +16,7 @@ from timespine.client.maintenance.maintenance import EXPIRE_S, REST_S
 from timespine.config import Config
 from timespine.core.transitions import ClaimMerge, RollUpAll
 from timespine.errors import ClosedError, DiffOverflow, Unavailable
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 OFTEN = Config(retry_pause_ms=1, storage_attempts=3, inline_part_bytes=1, rollup_seqnos=1000)
 """Everything in blobs, and nothing but merges to do."""

@@ -7,7 +7,7 @@ from memory_store import BLOBS, Script
 import timespine as ts
 from timespine.config import Config
 from timespine.errors import Unavailable, UsageError
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 PARTS = Config(
     part_bytes=2000, row_group_rows=16, inline_part_bytes=1, run_parts=2, retry_pause_ms=1, storage_attempts=2

@@ -15,8 +15,8 @@ from memory_store import MemoryStore
 from timespine.client.read.follow.log_follower import RELEASE_S
 from timespine.config import Config
 from timespine.errors import HandleExpired, LeaseExpired, NotSealed, SinceError, UsageError
-from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model.time import INT64_MAX
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 SMALL = Config(
     part_bytes=600,

@@ -12,8 +12,8 @@ from memory_store import BLOBS, MemoryStore, in_threads
 from timespine.client.read.leases import BEATS, LINGER_S, ROTATE_S
 from timespine.config import Config
 from timespine.errors import LeaseExpired, TimespineError, UsageError
-from timespine.location.unreliable import Fault, UnreliableConsensus
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault, UnreliableConsensus
 
 TERM_S = Config().reader_lease_ms / 1000
 SMALL = Config(

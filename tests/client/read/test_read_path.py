@@ -16,7 +16,7 @@ from timespine.client.read.follow import change_feed, commit_stream, log_followe
 from timespine.client.read.leases import LINGER_S, ROTATE_S
 from timespine.config import Config
 from timespine.errors import Unavailable
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 TERM_S = Config().reader_lease_ms / 1000
 ONE_LOOK = {"scan": 1}

@@ -9,7 +9,7 @@ from memory_store import BLOBS, Script
 from test_read_path import READS
 
 from timespine.errors import SinceError
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from memory_store import BLOBS, QUICK, Script
 
 from timespine.client.read.user_holds import TERM_MIN_MS
 from timespine.errors import Fenced, Indeterminate, LeaseExpired, SinceError, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 TERM_S = BLOBS.reader_lease_ms / 1000
 

@@ -13,8 +13,8 @@ from timespine.config import Config
 from timespine.core.protocols.garbage import collect_garbage
 from timespine.core.protocols.maintain import expire_lapsed_leases, roll_up
 from timespine.errors import Determinate, Fenced, Indeterminate, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 PARTS = Config(
     part_bytes=2000, row_group_rows=16, inline_part_bytes=1, run_parts=2, retry_pause_ms=1, storage_attempts=3

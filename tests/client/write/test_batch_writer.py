@@ -14,8 +14,8 @@ from timespine.config import Config
 from timespine.core.batch import Order
 from timespine.errors import TimespineError, UpperMismatch, UsageError
 from timespine.location.memory import MemoryBlob
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 

@@ -15,8 +15,8 @@ from memory_store import BLOBS, QUICK, Script, counted
 from timespine.config import Config
 from timespine.core.transitions import ExpireWriter
 from timespine.errors import Fenced, Indeterminate, TimespineError, Unavailable, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 PARTS = Config(
     part_bytes=4000, row_group_rows=64, inline_part_bytes=1, run_parts=2, retry_pause_ms=1, storage_attempts=3

@@ -13,8 +13,8 @@ from timespine.client.write import group_small_appends
 from timespine.client.write.small_appends import group_append_step
 from timespine.core.transitions import AdvanceUpper
 from timespine.errors import ClosedError, Indeterminate, InvalidRows, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import CLOSED, Frontier
+from timespine.testing.unreliable import Fault
 
 
 @pytest.fixture

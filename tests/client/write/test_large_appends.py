@@ -15,7 +15,7 @@ from timespine.columnar.write import run_writer, upload
 from timespine.columnar.write.update_checks import is_ascending
 from timespine.config import Config
 from timespine.errors import Determinate, Indeterminate, UpperMismatch
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 LARGE = Config(
     part_bytes=2000,

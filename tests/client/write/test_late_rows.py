@@ -14,8 +14,8 @@ from timespine.columnar.ingest.update_table import to_update_table
 from timespine.config import Config
 from timespine.core.transitions import Seal
 from timespine.errors import ClosedError, Fenced, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 ROWS = [{"id": 1, "t": 3}, {"id": 2, "t": 8}]
 

@@ -4,13 +4,14 @@ import pyarrow as pa
 import pytest
 from memory_store import BLOBS, QUICK, Gate, Script, together
 
+from timespine.client.catalog import evolve_schema as evolving
 from timespine.client.commit import accept_older_schema
 from timespine.client.commit.retry_limits import RetryPolicy
 from timespine.client.write.prebuilt.bulk_load import bulk_load
 from timespine.columnar.ingest.update_table import to_update_table
-from timespine.errors import SchemaChanged, UsageError
-from timespine.location.unreliable import Fault
+from timespine.errors import Contention, SchemaChanged, UsageError
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 CONFIGS = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 
@@ -287,6 +288,25 @@ def test_a_load_goes_through_if_a_column_is_added_before_it_ends(place, config):
     batch = pa.RecordBatch.from_pylist([{"k": 1, "v": 5}])
     bulk_load(collection._handle, iter([batch]), lambda _: other.evolve(add={"w": ("int64", 3)}))
     assert rows_of(other) == [(0, 0, 3), (1, 5, 3)]
+
+
+def test_a_change_of_a_schema_that_always_loses_ends_in_contention(place, monkeypatch):
+    script = Script()
+    _store, collection, other = opened(place, script=script)
+    monkeypatch.setattr(evolving, "RETRY", RetryPolicy(schema_changes=3))
+    number = iter(range(1000))
+
+    def evolve():
+        other.evolve(add={f"w{next(number)}": "int64"})
+        script.add("compare_and_set", Fault.NONE, key=collection.id, hook=evolve)
+
+    script.add("compare_and_set", Fault.NONE, key=collection.id, hook=evolve)
+    with pytest.raises(Contention, match="changed the schema of e first, 3 times in a row"):
+        collection.evolve(add={"mine": "int64"})
+    script.rules.clear()
+    assert "mine" not in collection.schema.names
+    collection.evolve(add={"mine": "int64"})
+    assert "mine" in other.schema.names
 
 
 def test_a_schema_that_changes_before_every_commit_ends_in_an_error_and_not_in_a_loop(place, monkeypatch):

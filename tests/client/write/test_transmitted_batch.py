@@ -13,8 +13,8 @@ from memory_store import BLOBS, Script, counted
 from timespine.columnar.ingest.update_table import to_update_table
 from timespine.core.transitions import ExpireCommitter, ExpireWriter
 from timespine.errors import CorruptionError, Fenced, Indeterminate, TimespineError, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 TERM_S = 6 * 3600
 

@@ -13,9 +13,9 @@ from timespine.client.maintenance import rewrite_unsealed_policy
 from timespine.config import Config
 from timespine.core.protocols.maintain import tidy_unsealed
 from timespine.errors import SinceError, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import accumulate
+from timespine.testing.unreliable import Fault
 
 # Both ways to write, on one collection.
 

@@ -27,11 +27,11 @@ from timespine.core.effects import MergeRuns
 from timespine.core.spine import rope as ropes
 from timespine.core.spine.layers import MergeRequest
 from timespine.errors import CorruptionError, DiffOverflow, Indeterminate
-from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model.description import Description
 from timespine.model.frontier import CLOSED, Frontier
 from timespine.model.oracle import compact
 from timespine.model.time import less_equal
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 some = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 TINY = replace(CONFIG, part_bytes=400, run_parts=2, inline_part_bytes=1, bound_bytes=64)

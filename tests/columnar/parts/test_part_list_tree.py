@@ -24,8 +24,8 @@ from timespine.core.batch import HollowBatch, Part, Run
 from timespine.core.encoding.codec import decode_run, encode_run
 from timespine.errors import CorruptionError, UsageError
 from timespine.location.memory import MemoryBlob
-from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model import Description, Frontier
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 at = Frontier.at
 DESC = Description(at(0), at(9), at(0))

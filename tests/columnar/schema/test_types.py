@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 import typing
 
 import pyarrow as pa
@@ -169,6 +170,71 @@ def test_a_schema_may_be_given_as_spark_sql_writes_it():
     ]
     assert parse_schema(text) == pa.schema(fields)
     assert parse_schema("struct<id:bigint,name:string>") == pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+@pytest.mark.parametrize(
+    "comment",
+    ["'k'", "''", "'it''s'", r"'it\'s'", "'a, b bigint'", "'<'", '"of, it\'s"', "'two\nlines'", r"'\\'", "'DEFAULT 3'"],
+)
+def test_a_comment_of_a_column_is_skipped_as_spark_writes_it(comment):
+    columns = pa.schema([("id", pa.int64()), ("name", pa.string()), ("s", pa.struct([("a", pa.int32())]))])
+    for text in (
+        f"id bigint COMMENT {comment}, name string not null comment{comment}, s struct<a: int COMMENT {comment}>",
+        f"id BIGINT COMMENT {comment} NOT NULL,name STRING,s STRUCT<a: INT> NOT NULL COMMENT {comment}",
+        f"struct<id:bigint COMMENT {comment},name:string,s:struct<a:int COMMENT {comment}> COMMENT {comment}>",
+    ):
+        assert parse_schema(text) == columns
+
+
+@pytest.mark.parametrize("wrong", ["'k", "k", "", "'k''", "'k' 'l'", r"'k\'"])
+def test_a_comment_that_does_not_end_is_refused_with_the_column(wrong):
+    with pytest.raises(
+        UnsupportedType, match=f"^column 'id': {re.escape(repr(f'bigint COMMENT {wrong}'.strip()))} is not"
+    ):
+        parse_schema(f"name string, id bigint COMMENT {wrong}")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("name string, id bigint DEFAULT 3", "DEFAULT"),
+        ("name string, id decimal(9,2)default 3, x int", "DEFAULT"),
+        ("id bigint NOT NULL DEFAULT 3 COMMENT 'k'", "DEFAULT"),
+        ("name string, id bigint COMMENT 'k' GENERATED ALWAYS AS IDENTITY, x int", "GENERATED"),
+        ("struct<name:string,id:struct<a:int DEFAULT 3>>", "DEFAULT"),
+    ],
+)
+def test_a_column_that_spark_would_compute_is_refused_in_one_sentence(text, word):
+    with pytest.raises(UnsupportedType) as refused:
+        parse_schema(text)
+    assert str(refused.value) == f"column 'id': {word} is not part of a schema: leave it out, and give rows the values"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id bigint, x varchar(10)", r"^column 'x': 'varchar\(10\)' is not a type of a column: use string"),
+        ("x varchar(10) COMMENT 'a, b', id bigint", r"^column 'x': \"varchar\(10\) COMMENT 'a, b'\" is not a type"),
+        ("id bigint, `a b` foo, c int", "^column 'a b': 'foo' is not a type of a column: these work"),
+        ("id bigint name string, c int", "^column 'id': 'bigint name string' is not a type of a column: use bigint"),
+        ("id, name string", "^column 'id': there is no type after the name: these work"),
+        ("id bigint, x", "^column 'x': there is no type after the name: these work"),
+        ("id bigint, x array<int, y int", "^column 'x': 'array<int, y int' is not a type of a column: use array<T>"),
+        ("id bigint, x map<string,int>, y int", "^column 'x': 'map' is not a type of a column: use list<struct<"),
+        ("id bigint, x decimal, y int", r"^column 'x': 'decimal' is not a type of a column: use decimal\(p,s\)"),
+        ("id bigint, x decimal(39,2), y int", r"^column 'x': decimal\(39,2\) cannot be stored"),
+        ("id bigint, x timestamp[UTC, y int", r"^column 'x': 'timestamp\[UTC, y int' is not a type"),
+        ("id bigint, x timestamp[Mars/Olympus], y int", "^column 'x': 'Mars/Olympus' is not a known time zone"),
+        ("id bigint, x struct<a:int8,A:int8>", "^column 'x': two fields of a struct differ"),
+        ("struct<id:bigint,x:varchar(10)>", r"^column 'x': 'varchar\(10\)' is not a type of a column: use string"),
+        ("struct<id:bigint,x:array<foo>>", "^column 'x': 'foo' is not a type"),
+        ("id bigint, 3x int", "^'3x int' is not a type"),
+        ("struct<id:bigint", "^'struct<id:bigint' is not a type"),
+    ],
+)
+def test_a_schema_that_is_refused_names_the_wrong_column(text, said):
+    with pytest.raises(UnsupportedType, match=said):
+        parse_schema(text)
 
 
 @pytest.mark.parametrize("wrong", ["", "id", "id bigint name string", "id bigint,", "id nothing", "id bigint)"])

@@ -40,8 +40,8 @@ from timespine.core.state import Commit, new_state
 from timespine.core.transitions import CompareAndAppend, RegisterWriter, apply
 from timespine.errors import Determinate, Indeterminate, UsageError
 from timespine.location.memory import MemoryBlob
-from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.model import Description, advance_by
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 # Inline.
 

@@ -19,7 +19,7 @@ from timespine.config import DEFAULT
 from timespine.core.batch import Part
 from timespine.errors import Determinate
 from timespine.location.memory import MemoryBlob
-from timespine.location.unreliable import Fault, UnreliableBlob
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 CONFIG = replace(DEFAULT, part_bytes=500, row_group_rows=4, storage_attempts=1)
 

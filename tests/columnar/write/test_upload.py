@@ -37,7 +37,7 @@ from timespine.config import Config
 from timespine.core.batch import Order
 from timespine.errors import Determinate, DiffOverflow, Indeterminate, UsageError
 from timespine.location.memory import MemoryBlob
-from timespine.location.unreliable import Fault, UnreliableBlob
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 # Uploads.
 

@@ -12,12 +12,12 @@ from timespine.core.effects import CompareAndSet, Scan
 from timespine.core.group import CommandTransaction
 from timespine.core.protocols.commit import commit, commit_transactions, register_session, resolve
 from timespine.core.protocols.garbage import collect_garbage
-from timespine.core.protocols.load_state import create_or_find
 from timespine.core.protocols.maintain import roll_up
 from timespine.core.protocols.session import Session
 from timespine.core.state import State
 from timespine.core.transitions import AppendNextResult, CommitSink, ExpireCommitter, Seal
 from timespine.errors import Fenced, Indeterminate, StoreFenced, UpperMismatch
+from timespine.testing.create_or_find import create_or_find
 from timespine.testing.formats.naive import data_of
 from timespine.testing.simulator import core_writes
 from timespine.testing.simulator.core_writes import append_data_to_many

@@ -15,7 +15,6 @@ from timespine.core.encoding.state_diff import StateDiff
 from timespine.core.protocols.garbage import collect_garbage
 from timespine.core.protocols.load_state import (
     apply_newer_diffs,
-    create_or_find,
     diffs_of,
     load_state,
     newest_base,
@@ -26,6 +25,7 @@ from timespine.core.protocols.session import Session
 from timespine.core.state import Rollup, State, new_state
 from timespine.core.transitions import Seal
 from timespine.errors import CorruptionError, Determinate, Unavailable, UsageError, VersionError
+from timespine.testing.create_or_find import create_or_find
 
 Entries = list[tuple[int, bytes]]
 

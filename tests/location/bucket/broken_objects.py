@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from timespine.errors import Determinate, Indeterminate
 from timespine.location.bucket.effects import StoredObject, Unchanged
-from timespine.location.bucket.object_store import MemoryObjects
 from timespine.testing.conformance.faults import REFUSED, REPLY_LOST
+from timespine.testing.memory_objects import MemoryObjects
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ import pytest
 from timespine.errors import CorruptionError, Determinate
 from timespine.location.memory import MemoryBlob
 from timespine.location.remote.read_ahead import REQUESTS_MAX, BlobRange, ReadAheadBlob
-from timespine.location.unreliable import Fault, UnreliableBlob
 from timespine.testing.conformance import BlobConformance
 from timespine.testing.latency import S3, SlowBlob, VirtualClock, VirtualPool
+from timespine.testing.unreliable import Fault, UnreliableBlob
 
 
 class TestReadAheadBlob(BlobConformance):

@@ -142,6 +142,8 @@ def test_every_filter_that_is_taken_keeps_the_rows_for_which_it_is_true(items, r
         StringContains(("text",), "a"),
         StringEndsWith(("text",), "a"),
         EqualTo(("text",), "x" * (TEXT_MAX + 1)),
+        EqualTo(("text",), "\ud800"),
+        StringStartsWith(("text",), "x" * TEXT_MAX),
     ],
 )
 def test_other_filters_are_left_to_spark_and_the_read_gives_all_rows(reader_of, given):

@@ -64,6 +64,7 @@ class Spine:
         everything else that the process holds counts too.
         """
         self.layout = Layout.of(schema, by)
+        """The columns of the updates, and those that they are arranged by."""
         stored = CheckpointFolder(os.fspath(folder), self.layout) if isinstance(folder, str | os.PathLike) else folder
         empty: SpineLevels[Batch] = SpineLevels(rules or LevelRules())
         self._options: dict[str, Any] = {"threads": threads, "memory_bytes": memory_bytes, "rules": rules}

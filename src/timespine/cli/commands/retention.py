@@ -20,6 +20,7 @@ from timespine.cli.options import (
 from timespine.cli.output.destination import Destination, destination, for_document
 from timespine.cli.output.format_text import type_text
 from timespine.cli.output.row_writers import write_done, write_table
+from timespine.client.api_for_engines import retention_of_store
 from timespine.client.arguments.time_args import plain_frontier
 from timespine.client.catalog.retention import duration as as_words
 from timespine.client.collection import Collection, handle_of
@@ -122,7 +123,7 @@ def retain_verb(
         if name is None:
             if duration is not None:
                 open_store.retain(policy)
-            kept_ms = open_store._catalog.read().retain_ms
+            kept_ms = retention_of_store(open_store)
             said = f"history is kept {as_words(kept_ms)}, unless a collection has a policy of its own\n"
             write_done(where, {"store": store, "retain_ms": kept_ms}, lambda: said)
             return

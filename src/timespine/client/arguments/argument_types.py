@@ -73,6 +73,12 @@ Multiplicity = Literal["rows", "column"]
 Progress = Callable[[int, int], None]
 """A function to call with the bytes done so far, and the bytes in all."""
 
+Verification = Literal["sizes", "full"]
+"""How a copy is checked: every blob is there with its size, or every blob is read back and compared with its hashes."""
+
+FrameFunction = Callable[[Mapping[str, "DataFrame"]], "DataFrame"]
+"""A function from the DataFrames of inputs, by name, to that of a view."""
+
 
 class CreateOptions(TypedDict, total=False):
     """The options of `store.create` that define a collection."""

@@ -12,11 +12,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import msgspec
 
-from timespine.client.arguments.argument_types import Progress
+from timespine.client.arguments.argument_types import Progress, Verification
 from timespine.client.backup.copy_blobs import copy_missing, reachable_blobs, verify_target
 from timespine.client.backup.copy_target import CopyTarget
 from timespine.client.backup.store_cut import StoreCut, newest_cut
@@ -30,9 +29,6 @@ from timespine.location.opening.store_location import parse_location
 
 CUTS_MAX = 5
 """Cuts of a store without leases that a copy tries: maintenance may delete a blob before it is copied."""
-
-Verification = Literal["sizes", "full"]
-"""How a copy is checked: every blob is there with its size, or every blob is read back and compared with its hashes."""
 
 
 @dataclass(frozen=True, slots=True)

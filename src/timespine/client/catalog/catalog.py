@@ -17,6 +17,7 @@ import msgspec
 from timespine.client.catalog.catalog_log import LOG, first_state, scan_catalog, store_catalog, truncate_catalog
 from timespine.client.catalog.store_copy_record import CopyRecord, check_usable
 from timespine.client.commit.effect_driver import Driver, fresh_id
+from timespine.client.commit.retry_limits import RETRY, rename_contention
 from timespine.core.encoding.codec import encode_state
 from timespine.core.encoding.envelope import VERSION, EnvelopeKind, unwrap_payload, wrap_payload
 from timespine.core.protocols.commit import ExtraWrites
@@ -459,12 +460,13 @@ class Catalog:
         raise Determinate("the catalog could not be changed: other processes keep changing it")
 
     def rename(self, old: str, new: str) -> str:
-        """Rename a collection; return its id."""
-        while True:
+        """Rename a collection; return its id. Raise Contention if the name keeps moving to other collections."""
+        for _ in range(RETRY.renames):
             id = self.find(old).id
             if old == new or self.change(partial(with_renamed, id, old, new)):
                 return id
             # Another process gave the old name to another collection, or removed it: look again.
+        raise rename_contention(old, RETRY.renames)
 
     def _store(self, change: str, names: Names, more: ExtraWrites = (), *, frees_space: bool = False) -> bool | None:
         now_ms = self._driver.now_ms()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from timespine.client.commit.retry_limits import RETRY, schema_contention
 from timespine.client.inner_handles import CollectionHandle
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import TypeLike
@@ -19,14 +20,17 @@ def evolve_schema(
     widen: Mapping[str, TypeLike],
     expected: int | None,
 ) -> int:
-    """Commit a changed schema; return its id. Without `expected`, try again on the schema of another process."""
+    """Commit a changed schema; return its id. Without `expected`, try again on the schema of another process.
+
+    Raise Contention if other processes were first every time, up to a limit.
+    """
     handle.check_unowned()
     if isinstance(drop, str) or not isinstance(drop, Sequence):
         raise UsageError(f"drop is a list of names of columns, not {short_repr(drop)}")
     for what, given in (("add", add), ("rename", rename), ("widen", widen)):
         if not isinstance(given, Mapping):
             raise UsageError(f"{what} is a dictionary by names of columns, not {short_repr(given)}")
-    while True:
+    for _ in range(RETRY.schema_changes):
         state = handle.state()
         id, schema = handle.schema(state)
         if expected is not None and expected != id:
@@ -39,6 +43,7 @@ def evolve_schema(
                 raise
             continue
         return int(reply)
+    raise schema_contention(handle.name, RETRY.schema_changes)
 
 
 def _evolve_schema(

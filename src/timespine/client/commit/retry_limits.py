@@ -1,8 +1,8 @@
 """The retry policy of writes: how often a commit is tried again, for each reason.
 
-Two loops go by these limits: `client.write.step_commit` in the thread of a write, and `group_small_appends` for small
-appends that a leading thread commits for others. A refused try has changed nothing, so a limit bounds work and time,
-never correctness.
+Two loops commit rows by these limits: `client.write.step_commit` in the thread of a write, and `group_small_appends`
+for small appends that a leading thread commits for others. Changes of schemas and names go by them too. A refused try
+has changed nothing, so a limit bounds work and time, never correctness.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class RetryPolicy:
     schema_judgements: int = 16
     """Times that one offer is judged by a newer schema. Each time another process changed the schema in between."""
 
+    schema_changes: int = 64
+    """Times that a change of the schema is made anew, on the schema of a process that was first."""
+    renames: int = 64
+    """Times that the collection to rename is found again, because another process moved the name to another one."""
+
 
 RETRY = RetryPolicy()
 """The policy of this process."""
@@ -44,6 +49,22 @@ def contention(names: str, attempts: int) -> Contention:
     return Contention(
         f"nothing was changed: other processes committed to {names} first, {attempts} times in a row; make the change "
         "again, or let them commit more rows at once"
+    )
+
+
+def schema_contention(name: str, attempts: int) -> Contention:
+    """Make the error for a change of a schema that other processes outran on every try."""
+    return Contention(
+        f"nothing was changed: other processes changed the schema of {name} first, {attempts} times in a row; look at "
+        "it, and make the change again"
+    )
+
+
+def rename_contention(name: str, attempts: int) -> Contention:
+    """Make the error for a rename whose name stood for another collection on every try."""
+    return Contention(
+        f"nothing was changed: other processes moved the name {name} to another collection, {attempts} times in a row; "
+        "look at the names, and rename again"
     )
 
 

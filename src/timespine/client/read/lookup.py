@@ -20,7 +20,7 @@ from timespine.columnar.predicate.key_set import KeySet
 from timespine.columnar.predicate.predicate import Predicate
 from timespine.columnar.predicate.where import Column, col
 from timespine.columnar.schema.schema import Schema
-from timespine.errors import UsageError, short_repr
+from timespine.errors import InvalidRows, UsageError, short_repr
 from timespine.hints import Hint
 
 _SIGNS: dict[str, Callable[[Column, object], Predicate]] = {
@@ -57,7 +57,7 @@ def from_arrangement(handle: CollectionHandle, keys: RowsLike | None) -> pa.Tabl
     id = len(handle.known().schemas) - 1
     for arrangement in list(handle.context.arrangements):
         if arrangement.collection_id == handle.id:
-            with suppress(UsageError):  # values of other types: the usual way converts them, or says what is wrong
+            with suppress(InvalidRows):  # values of other types: the usual way converts them, or says what is wrong
                 found = arrangement.look_up(keys, id)
                 if found is not None:
                     return found

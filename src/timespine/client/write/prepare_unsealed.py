@@ -95,7 +95,7 @@ def apply_late_policy_to(
         return prepared, 0
     if prepared.schema.arity != 1:
         raise UsageError("times with several coordinates have no earliest open one: write late rows at other times")
-    (first,) = upper.elements[0]
+    first = upper.time
     rows = int(pc.sum(pc.less(came, first)).as_py() or 0)
     if is_in_time:
         return prepared, rows

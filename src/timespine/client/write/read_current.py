@@ -151,7 +151,7 @@ class CurrentRows:
         before = self.state
         if (before.upper, before.unsealed_next, self.time) == (state.upper, state.unsealed_next, time):
             return self._none()
-        (first,) = before.upper.elements[0]
+        first = before.upper.time
         # SUBTLE: by the times in the data, not by the batches: merges may have put old and new updates together
         # (test_read_current.py).
         window = Window(after=(first - 1,) if first else None, until=(time,))
@@ -173,7 +173,7 @@ class CurrentRows:
         if state.upper.is_closed:
             raise self.handle.closed()
         if at is not None:
-            return max(at, self.time, *state.upper.elements[0])
+            return max(at, self.time, state.upper.time)
         return self.time if state.upper.less_equal((self.time,)) else next_free_time(self.handle, state.upper)
 
     def _scan_request(self, window: Window, keys: KeySet | None, where: Predicate | None) -> ScanRequest:

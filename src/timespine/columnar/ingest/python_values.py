@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.schema.types import parse_type, type_name
-from timespine.errors import InvalidRows, UsageError, short_repr, with_article
+from timespine.errors import InvalidRows, UsageError, short_repr
 
 _NONE = type(None)
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -141,8 +141,7 @@ def _check(kinds: set[type], wanted: pa.DataType, allowed: tuple[type, ...], but
         is_missing = kind.__name__ in ("NaTType", "NAType")
         if is_missing or not issubclass(kind, allowed) or (but is not None and issubclass(kind, but)):
             instead = "; use None for what is missing" if is_missing else ""
-            text = f"it holds {with_article(kind.__name__)} where {type_name(wanted)} is needed{instead}"
-            raise InvalidRows.of_type(kind.__name__, text)
+            raise InvalidRows.of_type(kind.__name__, f"where {type_name(wanted)} is needed{instead}")
 
 
 def _first_failing(values: Sequence[Any], built: pa.DataType) -> int:

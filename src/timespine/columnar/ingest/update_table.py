@@ -24,7 +24,7 @@ from timespine.model.time import INT64_MAX, INT64_MIN, check_time
 DEFAULT_BLOCK_BYTES = 1 << 20
 """The bytes of the shared block of a repeated default."""
 
-__all__ = ["conform_columns", "project_rows", "source_columns", "to_arrow", "to_update_table", "update_table"]
+__all__ = ["conform_columns", "project_rows", "to_arrow", "to_update_table", "update_table"]
 
 
 def conform_columns(table: pa.Table, schema: Schema) -> pa.Table:
@@ -60,7 +60,7 @@ def project_rows(table: pa.Table, written: Schema, wanted: Schema, columns: Sequ
 
     Match columns by their ids: a renamed one is the same, one that was dropped and added again is
     not. Times and diffs of an update table stay as they are. `columns` selects columns by their names in the
-    wanted schema; the table then needs only the columns that `source_columns` names.
+    wanted schema; the table then needs only the columns that have the ids of these.
     """
     if written.arity != wanted.arity:
         raise UsageError(f"rows with times of {written.arity} coordinates cannot be seen with {wanted.arity}")
@@ -75,12 +75,6 @@ def project_rows(table: pa.Table, written: Schema, wanted: Schema, columns: Sequ
         return table.select([])  # a table of no columns still has rows
     shape = pa.schema([wanted.update_arrow.field(name) for name in (*(field.name for field in fields), *system)])
     return pa.Table.from_arrays(arrays, schema=shape)
-
-
-def source_columns(written: Schema, wanted: Schema, columns: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the user's columns that `project_rows` needs for the wanted ones, by the names they were written under."""
-    ids = (wanted.field(name).id for name in (wanted.names if columns is None else columns))
-    return tuple(written.by_id(each).name for each in ids if written.has_id(each))
 
 
 def _user_columns(table: pa.Table, schema: Schema) -> list[pa.ChunkedArray]:

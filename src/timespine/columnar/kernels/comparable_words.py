@@ -97,7 +97,7 @@ class Key:
 
     @staticmethod
     def of(values: Sequence[Any], types: Sequence[pa.DataType]) -> Key:
-        """Make a key of values as Python or Arrow have them. A value of another type is a UsageError."""
+        """Make a key of values as Python or Arrow have them. A value of another type is an InvalidRows."""
         pieces = [encode_scalar(value, kind) for value, kind in zip(values, types, strict=True)]
         first, kind = values[0], types[0]
         text = None

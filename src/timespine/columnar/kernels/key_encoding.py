@@ -36,7 +36,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from timespine.errors import UsageError, with_article
+from timespine.errors import InvalidRows, UsageError, with_article
 
 NULL = b"\x00"
 """The encoding of null, of any type: before everything else."""
@@ -93,7 +93,7 @@ def encode_arrow_scalar(scalar: pa.Scalar, limit: int | None = None) -> bytes:
 
 
 def encode_scalar(value: object, type: pa.DataType) -> bytes:
-    """Return the encoding of one value of that type, null included. A value that is not of the type is a UsageError.
+    """Return the encoding of one value of that type, null included; raise an InvalidRows if it is not of the type.
 
     Takes an Arrow scalar, or what Python has for the type. A timestamp may also
     be an integer (microseconds), so that every one that Arrow holds can be given.
@@ -106,7 +106,7 @@ def encode_scalar(value: object, type: pa.DataType) -> bytes:
         return _bytes(value.encode())  # type: ignore[attr-defined]
     if isinstance(value, pa.Scalar):
         if value.type != type:
-            raise UsageError(f"a value of type {value.type} was given for type {type}")
+            raise InvalidRows(f"a value of type {value.type} was given for type {type}")
         return encode_arrow_scalar(value)
     return encode_arrow_scalar(_scalar(value, type))
 
@@ -202,14 +202,14 @@ def _scalar(value: object, type: pa.DataType) -> pa.Scalar:
         or (isinstance(value, datetime.datetime) and (value.tzinfo is None) != (getattr(type, "tz", None) is None))
     )
     if wrong and value is not None:
-        raise UsageError(f"{with_article(_kind(value))} is not of type {type}")
+        raise InvalidRows(f"{with_article(_kind(value))} is not of type {type}")
     try:
         if pa.types.is_floating(type) and isinstance(value, int):
             value = float(value)
         return pa.scalar(value, type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         # Not chained in words: what Arrow says repeats the value.
-        raise UsageError(f"{with_article(_kind(value))} was given that type {type} cannot hold") from error
+        raise InvalidRows(f"{with_article(_kind(value))} was given that type {type} cannot hold") from error
 
 
 def _kind(value: object) -> str:

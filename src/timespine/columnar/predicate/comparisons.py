@@ -31,7 +31,7 @@ from timespine.columnar.predicate.predicate import (
     product_of,
     type_of,
 )
-from timespine.errors import UsageError, short_repr
+from timespine.errors import InvalidCondition, UsageError, short_repr
 from timespine.libraries import cs, pl
 
 VALUES_MAX = 100_000
@@ -78,7 +78,7 @@ class ColumnCondition(Predicate):
         try:
             return place_literal(value, type_of(self.column, types))
         except UsageError as error:
-            raise UsageError(f"column {short_repr(self.column)}: {error}") from None
+            raise InvalidCondition(f"column {short_repr(self.column)}: {error}") from None
 
     def _if_not_null(self, truth: bool, types: Types) -> pl.Expr:
         """Give this truth value for every value, and unknown for null."""
@@ -193,7 +193,7 @@ class In(ColumnCondition):
 
     def __post_init__(self) -> None:
         if len(self.values) > VALUES_MAX:
-            raise UsageError(f"a list of {len(self.values)} values is longer than {VALUES_MAX}")
+            raise InvalidCondition(f"a list of {len(self.values)} values is longer than {VALUES_MAX}")
 
     def to_polars(self, types: Types) -> pl.Expr:
         values = self._exact(types)
@@ -236,13 +236,13 @@ class Like(ColumnCondition):
 
     def __post_init__(self) -> None:
         if len(self.pattern) > PATTERN_MAX:
-            raise UsageError(f"a LIKE pattern of {len(self.pattern)} characters is longer than {PATTERN_MAX}")
+            raise InvalidCondition(f"a LIKE pattern of {len(self.pattern)} characters is longer than {PATTERN_MAX}")
         self._pieces()
 
     def to_polars(self, types: Types) -> pl.Expr:
         type = type_of(self.column, types)
         if not pa.types.is_string(type):
-            raise UsageError(f"column {short_repr(self.column)}: LIKE needs a string, not type {type}")
+            raise InvalidCondition(f"column {short_repr(self.column)}: LIKE needs a string, not type {type}")
         prefix, rest = self._prefix
         column = column_expression(self.column)
         if rest == ["%"]:
@@ -264,7 +264,7 @@ class Like(ColumnCondition):
             if character == "\\":
                 character = next(characters, "")
                 if not character:
-                    raise UsageError("a LIKE pattern ends with a backslash: write it twice to mean one")
+                    raise InvalidCondition("a LIKE pattern ends with a backslash: write it twice to mean one")
                 pieces.append("=" + character)
             else:
                 pieces.append(character if character in "%_" else "=" + character)
@@ -310,7 +310,7 @@ class CompareColumns(Predicate):
             elif _is_number(one) and _is_number(other):
                 left, right = left.cast(pl.Float64), right.cast(pl.Float64)
             else:
-                raise UsageError(
+                raise InvalidCondition(
                     f"columns {short_repr(self.left)} and {short_repr(self.right)} cannot be compared: "
                     f"{one} beside {other}"
                 )
@@ -354,7 +354,7 @@ def column_expression(name: str) -> pl.Expr:
 def _operand(name: str, type: pa.DataType) -> pl.Expr:
     """Give a column for a comparison: dates and timestamps as their integers."""
     if pa.types.is_nested(type):
-        raise UsageError(f"column {short_repr(name)}: type {type} supports only IS NULL and IS NOT NULL")
+        raise InvalidCondition(f"column {short_repr(name)}: type {type} supports only IS NULL and IS NOT NULL")
     column = column_expression(name)
     return column.to_physical() if pa.types.is_temporal(type) else column
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from timespine.errors import UsageError, with_article
+from timespine.errors import InvalidCondition, with_article
 from timespine.libraries import pl
 
 LiteralValue = bool | int | float | decimal.Decimal | str | bytes | datetime.date | datetime.datetime
@@ -55,11 +55,11 @@ class LiteralPlace(NamedTuple):
 
 
 def check_literal(value: object) -> LiteralValue:
-    """Return the canonical form of a constant (no -0.0, one NaN, instants in UTC); raise a UsageError if it is none."""
+    """Return the canonical form of a constant (no -0.0, one NaN, instants in UTC); raise InvalidCondition if none."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None:
-        raise UsageError("a comparison with null is never true: ask with IS NULL or is_null()")
+        raise InvalidCondition("a comparison with null is never true: ask with IS NULL or is_null()")
     if isinstance(value, bool | bytes):
         return value
     if isinstance(value, int | decimal.Decimal):
@@ -70,13 +70,13 @@ def check_literal(value: object) -> LiteralValue:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise UsageError("a text in a predicate is not valid Unicode") from None
+            raise InvalidCondition("a text in a predicate is not valid Unicode") from None
         return value
     if isinstance(value, datetime.datetime):
         return _check_timestamp(value)
     if isinstance(value, datetime.date):
         return value
-    raise UsageError(f"a column cannot be compared with {with_article(type(value).__name__)}")
+    raise InvalidCondition(f"a column cannot be compared with {with_article(type(value).__name__)}")
 
 
 def literal_text(value: LiteralValue) -> str:
@@ -105,10 +105,10 @@ def parse_number(text: str) -> LiteralValue:
     """Parse a number as in SQL: with an exponent a double, with a point a decimal, else an integer."""
     if "e" in text or "E" in text:
         if math.isinf(float(text)):
-            raise UsageError("a number is too large for a double; for infinity, write DOUBLE 'inf'")
+            raise InvalidCondition("a number is too large for a double; for infinity, write DOUBLE 'inf'")
         return check_literal(float(text))
     if len(text) > 2 * DIGITS_MAX + 2:
-        raise UsageError(f"a number has more than {DIGITS_MAX} digits")
+        raise InvalidCondition(f"a number has more than {DIGITS_MAX} digits")
     return _check_number(decimal.Decimal(text) if "." in text else int(text))
 
 
@@ -128,7 +128,7 @@ def parse_typed(word: str, text: str) -> LiteralValue:
             return bytes.fromhex(text)
         return check_literal(float(text))
     except ValueError:
-        raise UsageError(f"the text after {word} is not a constant of that type; {_FORMS[word]}") from None
+        raise InvalidCondition(f"the text after {word} is not a constant of that type; {_FORMS[word]}") from None
 
 
 _FORMS = {
@@ -144,7 +144,7 @@ TYPED_WORDS = frozenset(_FORMS)
 
 
 def place_literal(value: LiteralValue, type: pa.DataType) -> LiteralPlace:
-    """Place the constant among the values of a type; raise a UsageError if it is of another kind."""
+    """Place the constant among the values of a type; raise an InvalidCondition if it is of another kind."""
     placed = None
     if pa.types.is_boolean(type):
         placed = LiteralPlace(value, True) if isinstance(value, bool) else None
@@ -170,7 +170,7 @@ def place_literal(value: LiteralValue, type: pa.DataType) -> LiteralPlace:
     elif isinstance(value, datetime.date):
         placed = _place_instant(value, type)
     if placed is None:
-        raise UsageError(f"{with_article(literal_kind(value))} cannot be compared with type {type}")
+        raise InvalidCondition(f"{with_article(literal_kind(value))} cannot be compared with type {type}")
     return placed
 
 
@@ -219,25 +219,25 @@ def literal_kind(value: LiteralValue) -> str:
 def _check_number(value: int | decimal.Decimal) -> int | decimal.Decimal:
     if isinstance(value, decimal.Decimal):
         if not value.is_finite():
-            raise UsageError("a decimal in a predicate is not a number; for columns of floats, use a float")
+            raise InvalidCondition("a decimal in a predicate is not a number; for columns of floats, use a float")
         within = -DIGITS_MAX <= value.adjusted() < DIGITS_MAX and int(value.as_tuple().exponent) >= -DIGITS_MAX
     else:
         within = -(10**DIGITS_MAX) < value < 10**DIGITS_MAX
     if not within and value != 0:
-        raise UsageError(f"a number has more than {DIGITS_MAX} digits")
+        raise InvalidCondition(f"a number has more than {DIGITS_MAX} digits")
     return value if value != 0 else type(value)(0)
 
 
 def _check_timestamp(value: datetime.datetime) -> datetime.datetime:
     if value != value or getattr(value, "nanosecond", False):
-        raise UsageError("a timestamp of pandas is null or finer than a microsecond")
+        raise InvalidCondition("a timestamp of pandas is null or finer than a microsecond")
     try:
         # SUBTLE: two moments in different zones can be unequal to Python although they are the same instant.
         moment = value if value.tzinfo is None else value.astimezone(datetime.UTC)
         # Field by field: a timestamp of pandas is a datetime that prints differently.
         return datetime.datetime.combine(datetime.date(moment.year, moment.month, moment.day), moment.timetz())
     except OverflowError:
-        raise UsageError("a timestamp lies outside the years 1 to 9999 in UTC") from None
+        raise InvalidCondition("a timestamp lies outside the years 1 to 9999 in UTC") from None
 
 
 def _place_scaled(value: int | float | decimal.Decimal, scale: int, least: int, most: int) -> LiteralPlace:
@@ -285,4 +285,4 @@ def _zone(name: str) -> datetime.tzinfo:
     try:
         return zoneinfo.ZoneInfo(name)
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-        raise UsageError(f"time zone {name} is not known here: write the timestamp with its offset") from None
+        raise InvalidCondition(f"time zone {name} is not known here: write the timestamp with its offset") from None

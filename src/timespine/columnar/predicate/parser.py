@@ -38,7 +38,7 @@ from timespine.columnar.predicate.comparisons import (
 )
 from timespine.columnar.predicate.literal import TYPED_WORDS, LiteralValue, check_literal, parse_number, parse_typed
 from timespine.columnar.predicate.predicate import DEPTH_MAX, TERMS_MAX, Constant, Predicate, all_of, any_of
-from timespine.errors import UsageError, short_repr
+from timespine.errors import InvalidCondition, UsageError, short_repr
 
 TEXT_MAX = 1 << 20
 """The most characters of a predicate."""
@@ -77,9 +77,9 @@ class _Token(NamedTuple):
 
 
 def parse_predicate(text: str) -> Predicate:
-    """Parse a text as a predicate; raise a UsageError with the position of a mistake."""
+    """Parse a text as a predicate; raise an InvalidCondition with the position of a mistake."""
     if len(text) > TEXT_MAX:
-        raise UsageError(f"a predicate of {len(text)} characters is longer than {TEXT_MAX}")
+        raise InvalidCondition(f"a predicate of {len(text)} characters is longer than {TEXT_MAX}")
     return _Parser(text).whole()
 
 
@@ -91,7 +91,7 @@ def relate(left: Name | LiteralValue, comparison: str, right: Name | LiteralValu
         return Compare(left.name, comparison, check_literal(right))
     if isinstance(right, Name):
         return Compare(right.name, MIRRORED[comparison], check_literal(left))
-    raise UsageError("one side of a comparison must be a column")
+    raise InvalidCondition("one side of a comparison must be a column")
 
 
 class _Parser:
@@ -273,14 +273,16 @@ class _Parser:
         found = _TOKEN.match(self._text, self._end)
         if found is None or found.lastgroup is None:
             at = len(self._text) - len(self._text[self._end :].lstrip())
-            raise UsageError(f"predicate, position {at + 1}: {short_repr(self._text[at])} is no part of the language")
+            raise InvalidCondition(
+                f"predicate, position {at + 1}: {short_repr(self._text[at])} is no part of the language"
+            )
         self._end = found.end()
         return _Token(found.lastgroup, found.group(found.lastgroup), found.start(found.lastgroup))
 
     def _fail(self, reason: str, token: _Token | None = None) -> NoReturn:
         at = token or self._token
         found = f", not {short_repr(at.text)}" if at.kind in ("word", "sign") and token is None else ""
-        raise UsageError(f"predicate, position {at.start + 1}: {reason}{found}") from None
+        raise InvalidCondition(f"predicate, position {at.start + 1}: {reason}{found}") from None
 
 
 def _unquote(text: str) -> str:

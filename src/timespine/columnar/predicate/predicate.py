@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from timespine.columnar.parts.part_stats import Range
 from timespine.columnar.predicate.literal import literal_text
-from timespine.errors import UsageError, short_repr, with_article
+from timespine.errors import InvalidCondition, short_repr, with_article
 from timespine.libraries import is_expression, pl
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Predicate:
         return tuple(dict.fromkeys(self._names()))
 
     def check(self, schema: Schema) -> None:
-        """Raise a UsageError if a column is unknown, or compared with a constant of another kind."""
+        """Raise an InvalidCondition if a column is unknown, or compared with a constant of another kind."""
         known = {each.name: each.type for each in schema.arrow}
         made = self.to_polars(known)
         self._compiled[tuple((name, known[name]) for name in self.columns if name in known)] = made
@@ -91,7 +91,7 @@ class Predicate:
         except pl.exceptions.PolarsError as error:
             raise _not_evaluated(names, error) from error
         if len(kept) != table.num_rows:
-            raise UsageError(f"the predicate on {', '.join(names)} does not give one truth value per row")
+            raise InvalidCondition(f"the predicate on {', '.join(names)} does not give one truth value per row")
         mask = kept.to_arrow()
         return mask.fill_null(False) if mask.null_count else mask
 
@@ -123,7 +123,9 @@ class Predicate:
         return self._negated()
 
     def __bool__(self) -> bool:
-        raise UsageError("a predicate is neither true nor false by itself: combine with & | ~, not with and, or, not")
+        raise InvalidCondition(
+            "a predicate is neither true nor false by itself: combine with & | ~, not with and, or, not"
+        )
 
     def __repr__(self) -> str:
         return f"<where {self}>"
@@ -261,14 +263,14 @@ class Native(Predicate):
     def __post_init__(self) -> None:
         meta = self.expression.meta
         if meta.has_multiple_outputs() or not meta.root_names():
-            raise UsageError("a polars expression in a predicate must name the columns it looks at, one by one")
+            raise InvalidCondition("a polars expression in a predicate must name the columns it looks at, one by one")
         if not hasattr(meta, "is_row_separable"):
-            raise UsageError(
+            raise InvalidCondition(
                 f"polars {pl.__version__} cannot tell whether an expression looks at one row at a time: "
                 "upgrade it, or write the predicate as text or with col(...)"
             )
         if not is_row_by_row(self.expression):
-            raise UsageError(
+            raise InvalidCondition(
                 "a polars expression in a predicate must look at one row at a time: no aggregates, windows or Python "
                 "functions, and lists instead of Series in is_in"
             )
@@ -283,7 +285,9 @@ class Native(Predicate):
         except pl.exceptions.PolarsError as error:
             raise _not_evaluated(self.columns, error) from error
         if found != [pl.Boolean]:
-            raise UsageError(f"the polars expression on {', '.join(self.columns)} gives {found}, not truth values")
+            raise InvalidCondition(
+                f"the polars expression on {', '.join(self.columns)} gives {found}, not truth values"
+            )
         return self.expression
 
     def __str__(self) -> str:
@@ -304,19 +308,19 @@ def any_of(terms: Iterable[Predicate]) -> Predicate:
 
 
 def as_term(other: object) -> Predicate:
-    """Convert an operand of `&` or `|` to a predicate; raise a UsageError if it is none."""
+    """Convert an operand of `&` or `|` to a predicate; raise an InvalidCondition if it is none."""
     if isinstance(other, Predicate):
         return other
     if is_expression(other):
         return Native(other)
-    raise UsageError(f"a predicate cannot be combined with {with_article(type(other).__name__)}")
+    raise InvalidCondition(f"a predicate cannot be combined with {with_article(type(other).__name__)}")
 
 
 def type_of(name: str, types: Types) -> pa.DataType:
-    """Return the type of a column; raise a UsageError with the known columns if it is unknown."""
+    """Return the type of a column; raise an InvalidCondition with the known columns if it is unknown."""
     found = types.get(name)
     if found is None:
-        raise UsageError(f"there is no column {short_repr(name)}; the columns are {short_repr(list(types))}")
+        raise InvalidCondition(f"there is no column {short_repr(name)}; the columns are {short_repr(list(types))}")
     return found
 
 
@@ -343,13 +347,13 @@ def _junction(every: bool, terms: Iterable[Predicate]) -> Predicate:
 
 
 def _measure(predicate: Predicate, inside: Sequence[Predicate]) -> None:
-    """Set depth and terms of a predicate with others inside; raise a UsageError if they are too many."""
+    """Set depth and terms of a predicate with others inside; raise an InvalidCondition if they are too many."""
     depth = 1 + max(term.depth for term in inside)
     terms = sum(term.terms for term in inside)
     if depth > DEPTH_MAX:
-        raise UsageError(f"a predicate is more than {DEPTH_MAX} deep")
+        raise InvalidCondition(f"a predicate is more than {DEPTH_MAX} deep")
     if terms > TERMS_MAX:
-        raise UsageError(f"a predicate has more than {TERMS_MAX} comparisons: use a list of values, IN (...)")
+        raise InvalidCondition(f"a predicate has more than {TERMS_MAX} comparisons: use a list of values, IN (...)")
     object.__setattr__(predicate, "depth", depth)
     object.__setattr__(predicate, "terms", terms)
 
@@ -370,6 +374,6 @@ def is_row_by_row(expression: pl.Expr) -> bool:
     return True
 
 
-def _not_evaluated(names: Iterable[str], error: Exception) -> UsageError:
+def _not_evaluated(names: Iterable[str], error: Exception) -> InvalidCondition:
     # Only the kind of error: the message of polars may contain values of rows.
-    return UsageError(f"the predicate on {', '.join(names)} cannot be evaluated ({type(error).__name__})")
+    return InvalidCondition(f"the predicate on {', '.join(names)} cannot be evaluated ({type(error).__name__})")

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from timespine.columnar.predicate.comparisons import ColumnCondition, CompareColumns
 from timespine.columnar.predicate.predicate import Constant, Junction, Not, Predicate
-from timespine.errors import UsageError, short_repr
+from timespine.errors import InvalidCondition, short_repr
 
 
 def rename_columns(predicate: Predicate, names: Mapping[str, str]) -> Predicate:
     """Return a predicate that tests columns by their new names; `names` maps old names to new ones.
 
-    Raises a UsageError if it is a polars expression whose columns have other names: those are used unchanged.
+    Raises an InvalidCondition if it is a polars expression whose columns have other names: those are used unchanged.
     """
     if isinstance(predicate, Constant) or all(names.get(name, name) == name for name in predicate.columns):
         return predicate
@@ -27,7 +27,7 @@ def rename_columns(predicate: Predicate, names: Mapping[str, str]) -> Predicate:
     if isinstance(predicate, Junction):
         return Junction(predicate.every, tuple(rename_columns(term, names) for term in predicate.inside))
     renamed = next(name for name in predicate.columns if names.get(name, name) != name)
-    raise UsageError(
+    raise InvalidCondition(
         f"column {short_repr(renamed)} of a polars expression was renamed: write the condition as text, or with "
         "col(...)"
     )

@@ -17,7 +17,7 @@ from timespine.columnar.predicate.comparisons import Compare, In, IsNull, Like
 from timespine.columnar.predicate.literal import check_literal
 from timespine.columnar.predicate.parser import Name, parse_predicate, relate
 from timespine.columnar.predicate.predicate import Constant, Native, Predicate
-from timespine.errors import UsageError
+from timespine.errors import InvalidCondition
 from timespine.libraries import is_expression, pl
 
 __all__ = ["Column", "Predicate", "Where", "as_predicate", "col"]
@@ -31,7 +31,7 @@ class Column:
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
-            raise UsageError(f"the name of a column is a text, not a {type(name).__name__}")
+            raise InvalidCondition(f"the name of a column is a text, not a {type(name).__name__}")
         self._name = name
 
     @property
@@ -72,7 +72,7 @@ class Column:
     def is_in(self, values: Iterable[object]) -> Predicate:
         """Test whether the value is one of these. With no values, no row matches, null included."""
         if isinstance(values, str | bytes):
-            raise UsageError("is_in takes a list of values, not one text")
+            raise InvalidCondition("is_in takes a list of values, not one text")
         checked = tuple(check_literal(value) for value in values)
         return In(self._name, checked) if checked else Constant(False)
 
@@ -83,7 +83,7 @@ class Column:
     def starts_with(self, prefix: str) -> Predicate:
         """Test whether a text begins with that one."""
         if not isinstance(prefix, str):
-            raise UsageError(f"starts_with takes a text, not a {type(prefix).__name__}")
+            raise InvalidCondition(f"starts_with takes a text, not a {type(prefix).__name__}")
         for special in ("\\", "%", "_"):
             prefix = prefix.replace(special, f"\\{special}")
         return self.like(f"{prefix}%")
@@ -91,12 +91,12 @@ class Column:
     def like(self, pattern: str) -> Predicate:
         """Test whether a text has that pattern: `%` is any text, `_` any character, a backslash escapes them."""
         if not isinstance(pattern, str):
-            raise UsageError(f"like takes a text, not a {type(pattern).__name__}")
+            raise InvalidCondition(f"like takes a text, not a {type(pattern).__name__}")
         check_literal(pattern)
         return Like(self._name, pattern)
 
     def __bool__(self) -> bool:
-        raise UsageError("a column is neither true nor false by itself: combine predicates with & | ~")
+        raise InvalidCondition("a column is neither true nor false by itself: combine predicates with & | ~")
 
     def __repr__(self) -> str:
         return f"col({self._name!r})"
@@ -116,13 +116,13 @@ def col(name: str) -> Column:
 
 
 def as_predicate(where: Where) -> Predicate:
-    """Convert a condition of a user to a predicate; raise a UsageError if it is none."""
+    """Convert a condition of a user to a predicate; raise an InvalidCondition if it is none."""
     if isinstance(where, Predicate):
         return where
     if is_expression(where):
         return Native(where)
     if isinstance(where, str):
         return parse_predicate(where)
-    raise UsageError(
+    raise InvalidCondition(
         f"a condition is a text, a predicate made with col(...), or a polars expression, not a {type(where).__name__}"
     )

@@ -184,6 +184,11 @@ _ARROW_TIMESTAMP = re.compile(r"\s*(?:s|ms|us|ns)\s*(?:,\s*tz=([^\],]+))?\s*")
 _ARROW_DATE = re.compile(r"\[(?:day|ms)\]")
 _ARROW_ITEM = re.compile(r"\s*(?:item|element)\s*:")
 _NOT_NULL = re.compile(r"\s+not\s+null\b", re.IGNORECASE)
+_TEXT = r"""'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|""|\\.)*\""""
+_COMMENT = re.compile(rf"\s*\bcomment\s*(?:{_TEXT})", re.IGNORECASE | re.DOTALL)
+_COMPUTED = re.compile(r"\s*\b(default|generated)\b", re.IGNORECASE)
+_STRUCT = re.compile(r"\s*struct\s*<", re.IGNORECASE)
+_SIGN = re.compile(rf"{_TEXT}|`(?:[^`]|``)*`|.", re.DOTALL)
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+/-]{0,63}")
 _UTC = {"utc", "z", "+00:00", "-00:00", "+0000"}
 
@@ -197,8 +202,9 @@ def parse_text(text: str) -> pa.DataType:
 def parse_columns(text: str) -> list[tuple[str, pa.DataType]]:
     """Parse the columns of a schema of Spark SQL: "id bigint, name string", or "struct<id:bigint,...>".
 
-    `NOT NULL` is ignored: every column of a collection may be null. A `timestamp` is an instant, as in Spark SQL,
-    so that a collection made by the text of a DataFrame's schema takes the rows of that DataFrame.
+    `NOT NULL` and `COMMENT 'text'` are ignored: every column of a collection may be null, and none has a comment.
+    `DEFAULT` and `GENERATED` say what rows hold, so they are refused. A `timestamp` is an instant, as in Spark SQL, so
+    that a collection made by the text of a DataFrame's schema takes the rows of that DataFrame.
     """
     _check_length(text)
     return _Parser(text, is_sql=True).columns()
@@ -271,6 +277,8 @@ class _Parser:
     def __init__(self, text: str, *, is_sql: bool = False) -> None:
         self.text = text
         self.at = 0
+        self._shown = text
+        """What an error shows: the whole text, or that of the type of one column."""
         self._timestamp = _INSTANT if is_sql else PLAIN["timestamp"]
 
     def whole(self) -> pa.DataType:
@@ -281,16 +289,49 @@ class _Parser:
 
     def columns(self) -> list[tuple[str, pa.DataType]]:
         """Read the columns of a schema, if the text is one and nothing else."""
-        if re.match(r"\s*struct\s*<", self.text, re.IGNORECASE):
-            return [(field.name, field.type) for field in self.whole()]
-        columns = self._fields(0)
+        is_struct = self._skip(_STRUCT)
+        columns: list[tuple[str, pa.DataType]] = []
+        while not columns or self._skip_sign(","):
+            columns.append(self._column(is_struct))
+        self._shown = self.text
+        if is_struct:
+            self._expect(">")
         self._end()
         return columns
+
+    def _column(self, is_struct: bool) -> tuple[str, pa.DataType]:
+        """Read the name and the type of a column. An error names the column, and shows the text of its type."""
+        self._space()
+        self._shown = self.text[self.at :] or self.text
+        name = self._field_name()
+        self._skip_sign(":")
+        self._space()
+        end = self._end_of_column(is_struct)
+        self._shown = self.text[self.at : end].strip()
+        try:
+            if not self._shown:
+                raise UnsupportedType(f"there is no type after the name: these work: {WORKS}")
+            found = self._field_type(0)
+            self._space()
+            if self.at < end:
+                raise unknown_type(self._shown)
+        except UnsupportedType as error:
+            raise error.in_context(f"column {short_repr(name)}") from None
+        return name, found
+
+    def _end_of_column(self, is_struct: bool) -> int:
+        """Return where the text of the column ends: at the next comma, or the last `>` of the struct, or the end."""
+        depth = 0
+        for sign in _SIGN.finditer(self.text, self.at):
+            if depth <= 0 and (sign[0] == "," or (is_struct and sign[0] == ">")):
+                return sign.start()
+            depth += (sign[0] in "<([") - (sign[0] in ">)]")
+        return len(self.text)
 
     def _end(self) -> None:
         self._space()
         if self.at < len(self.text):
-            raise unknown_type(self.text)
+            raise unknown_type(self._shown)
 
     def _type(self, depth: int, *, is_python: bool = False) -> pa.DataType:
         """Read a type; `is_python`: inside of `list[...]`, where names have the meaning of Python."""
@@ -333,7 +374,7 @@ class _Parser:
         """Read the rest of a timestamp with a zone, or as Arrow prints it: the unit, and perhaps a zone."""
         end = self.text.find("]", self.at)
         if end < 0:
-            raise unknown_type(self.text)
+            raise unknown_type(self._shown)
         zone, self.at = self.text[self.at : end], end + 1
         arrow = _ARROW_TIMESTAMP.fullmatch(zone)
         if arrow is not None:
@@ -345,16 +386,30 @@ class _Parser:
         fields: list[tuple[str, pa.DataType]] = []
         while not fields or self._skip_sign(","):
             self._space()
-            quoted = _QUOTED.match(self.text, self.at)
-            if quoted:
-                self.at = quoted.end()
-                name = quoted[2].replace("``", "`") if quoted[1] is None else quoted[1].replace('""', '"')
-            else:
-                name = self._match(WORD).group()
+            name = self._field_name()
             self._skip_sign(":")
-            fields.append((name, self._type(depth + 1)))
-            self._skip(_NOT_NULL)
+            fields.append((name, self._field_type(depth)))
         return fields
+
+    def _field_name(self) -> str:
+        """Read the name of a field, which may be quoted."""
+        quoted = _QUOTED.match(self.text, self.at)
+        if quoted is None:
+            return self._match(WORD).group()
+        self.at = quoted.end()
+        return quoted[2].replace("``", "`") if quoted[1] is None else quoted[1].replace('""', '"')
+
+    def _field_type(self, depth: int) -> pa.DataType:
+        """Read the type of a field, and skip what Spark may write after it: NOT NULL and COMMENT, in any order."""
+        found = self._type(depth + 1)
+        while self._skip(_NOT_NULL) or self._skip(_COMMENT):
+            pass
+        computed = _COMPUTED.match(self.text, self.at)
+        if computed is not None:
+            raise UnsupportedType(
+                f"{computed[1].upper()} is not part of a schema: leave it out, and give rows the values"
+            )
+        return found
 
     def _space(self) -> None:
         while self.at < len(self.text) and self.text[self.at] in " \t\n":
@@ -363,14 +418,15 @@ class _Parser:
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
         found = pattern.match(self.text, self.at)
         if found is None:
-            raise unknown_type(self.text)
+            raise unknown_type(self._shown)
         self.at = found.end()
         return found
 
-    def _skip(self, pattern: re.Pattern[str]) -> None:
+    def _skip(self, pattern: re.Pattern[str]) -> bool:
         found = pattern.match(self.text, self.at)
         if found is not None:
             self.at = found.end()
+        return found is not None
 
     def _skip_sign(self, sign: str) -> bool:
         self._space()
@@ -380,4 +436,4 @@ class _Parser:
 
     def _expect(self, sign: str) -> None:
         if not self._skip_sign(sign):
-            raise unknown_type(self.text)
+            raise unknown_type(self._shown)

@@ -76,8 +76,11 @@ def _of_python(given: object, depth: int) -> pa.DataType:
 def parse_schema(text: str) -> pa.Schema:
     """Parse the columns of a schema of Spark SQL: "id bigint, name string"."""
     columns = parse_columns(text)
-    for _, parsed in columns:
-        _check_zones(parsed)
+    for name, parsed in columns:
+        try:
+            _check_zones(parsed)
+        except UnsupportedType as error:
+            raise error.in_context(f"column {short_repr(name)}") from None
     return pa.schema(columns)
 
 

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from timespine.core.effects import CompareAndSet, GetBlob, Protocol, Scan
-from timespine.core.encoding.codec import decode_diff, decode_state, encode_state
+from timespine.core.effects import GetBlob, Protocol, Scan
+from timespine.core.encoding.codec import decode_diff, decode_state
 from timespine.core.encoding.envelope import EnvelopeKind, envelope_kind
 from timespine.core.encoding.state_diff import StateDiff, apply_diff
 from timespine.core.protocols.session import Session, retry
-from timespine.core.spine.layers import MergePolicyKind
-from timespine.core.state import SEQNO_NOT_CREATED, Rollup, State, new_state
-from timespine.errors import CorruptionError, StoreFenced, Unavailable, UsageError
+from timespine.core.state import SEQNO_NOT_CREATED, Rollup, State
+from timespine.errors import CorruptionError, StoreFenced
 
 Entries = list[tuple[int, bytes]]
 """Entries of a log by their numbers, oldest first."""
-
-
-def create_or_find(
-    session: Session, collection: str, arity: int = 1, merging: MergePolicyKind = MergePolicyKind.FUELED
-) -> Protocol[State]:
-    """Create a collection, or find the existing one, which must have that arity."""
-    first = encode_state(new_state(collection, arity, merging))
-    # A lost reply is harmless: some process created the collection, and its state is read back.
-    yield from retry(session, CompareAndSet(((collection, None, first),)))
-    state = yield from refresh_state(session, collection)
-    if state is None:
-        raise Unavailable(f"collection {collection} was created and does not exist: storage is not linearizable")
-    if state.arity != arity:
-        raise UsageError(f"collection {collection} has times of {state.arity} coordinates, not {arity}")
-    return state
 
 
 def refresh_state(session: Session, collection: str) -> Protocol[State | None]:

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 from timespine.columnar.predicate.predicate import Predicate, all_of
 from timespine.columnar.predicate.where import col
 from timespine.columnar.schema.schema import is_reserved
-from timespine.errors import UsageError
+from timespine.errors import InvalidCondition
 from timespine.spark.options import Options
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _translate(given: pushed.Filter, types: dict[str, DataType]) -> Predicate | 
         return None
     try:
         return next(_conditions(given, path[0]), None)
-    except UsageError:  # a value that is too long, or null
+    except InvalidCondition:  # a value that is too long, or null
         return None
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from timespine.client.api_for_engines import handle_of, is_spark_frame
+from timespine.client.api_for_engines import context_of, handle_of, is_spark_frame
 from timespine.client.collection import Collection
 from timespine.client.store import Store
 from timespine.columnar.schema.schema import TIME
@@ -76,7 +76,7 @@ class SplitRows:
         return results
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_split_rows, (address_of(self.store._context), self.split)
+        return _open_split_rows, (address_of(context_of(self.store)), self.split)
 
 
 def _open_split_rows(target: CollectionAddress, split: Split) -> SplitRows:

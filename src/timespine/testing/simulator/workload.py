@@ -17,7 +17,7 @@ from timespine.core.encoding.codec import encode_run
 from timespine.core.group import CommandTransaction, Refused
 from timespine.core.protocols import garbage, maintain
 from timespine.core.protocols.commit import commit, commit_transactions, raise_refusal, register_session
-from timespine.core.protocols.load_state import create_or_find, refresh_state
+from timespine.core.protocols.load_state import refresh_state
 from timespine.core.protocols.session import Session, retry
 from timespine.core.read_plan import Plan
 from timespine.core.spine.layers import MergePolicyKind
@@ -45,6 +45,7 @@ from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.oracle import OracleRow, Update
 from timespine.model.time import Time
+from timespine.testing.create_or_find import create_or_find
 from timespine.testing.formats.naive import visible
 from timespine.testing.simulator import core_reads, core_writes
 from timespine.testing.simulator.check_answers import AnswerChecks

@@ -14,8 +14,8 @@ import timespine as ts
 from timespine.client.read.follow.commit_stream import AHEAD
 from timespine.core.transitions import Drain, Evict, RegisterReader, Seal, Trim
 from timespine.errors import ClosedError, Unavailable, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model import CLOSED, Frontier
+from timespine.testing.unreliable import Fault
 
 # What is heard.
 

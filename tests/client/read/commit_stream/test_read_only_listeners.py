@@ -15,8 +15,8 @@ from timespine.client.read.follow.log_follower import RELEASE_S
 from timespine.config import Config
 from timespine.core.transitions import Drain, Evict, Seal, Trim
 from timespine.errors import HandleExpired, LeaseExpired
-from timespine.location.unreliable import Fault
 from timespine.model import Frontier
+from timespine.testing.unreliable import Fault
 
 # For those who only read.
 

@@ -17,8 +17,8 @@ from timespine.client.read.leases import LINGER_S
 from timespine.config import Config
 from timespine.core.transitions import ExpireReader
 from timespine.errors import LeaseExpired, Unavailable, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model import Frontier
+from timespine.testing.unreliable import Fault
 
 # Slow and dead listeners.
 

@@ -5,7 +5,7 @@ from collections import Counter
 import polars as pl
 from memory_store import QUICK, Script, counted
 
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 
 def create(store, name="t", **options):

@@ -13,7 +13,7 @@ from memory_store import BLOBS, QUICK, MemoryStore, Script, in_threads
 from timespine.client.commit.retry_limits import RetryPolicy
 from timespine.client.write import step_commit
 from timespine.errors import Contention, Determinate, Indeterminate
-from timespine.location.unreliable import Fault
+from timespine.testing.unreliable import Fault
 
 # Others at the same time.
 

@@ -8,8 +8,8 @@ from memory_store import BLOBS, QUICK, Gate, Script, counted, in_threads, togeth
 from transaction_cases import BOTH, keys_of, pair, row, rows
 
 from timespine.errors import Indeterminate, Unavailable, UpperMismatch, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 # All or nothing.
 

@@ -11,8 +11,8 @@ from memory_store import BLOBS, QUICK, Script
 from transaction_cases import rows
 
 from timespine.errors import UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 BOTH = pytest.mark.parametrize("config", [QUICK, BLOBS], ids=["inline", "blobs"])
 

@@ -14,8 +14,8 @@ from timespine.client.catalog.reservations import REMEMBERED_MS, RESERVED_MS
 from timespine.client.maintenance.maintenance import EXPIRE_S
 from timespine.config import Config
 from timespine.errors import ClosedError, Determinate, Indeterminate, Unavailable, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 SHAPE = {"key": {"k": "int64"}, "value": {"v": "string"}, "timeline": "counter"}
 

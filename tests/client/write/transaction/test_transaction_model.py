@@ -11,8 +11,8 @@ from timespine.client.write.step_commit import StepCommit
 from timespine.client.write.transaction_steps import AppendStep
 from timespine.config import Config
 from timespine.errors import ClosedError, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 # Invalid arguments.
 

@@ -13,8 +13,8 @@ from timespine.client.api_for_engines import begin_refresh
 from timespine.client.read import multi_snapshot
 from timespine.core.transitions import CommitSink
 from timespine.errors import BatchAlreadyCommitted, NotSealed, SinceError, UpperMismatch, UsageError
-from timespine.location.unreliable import Fault
 from timespine.model.frontier import Frontier
+from timespine.testing.unreliable import Fault
 
 # What a caller relies on.
 

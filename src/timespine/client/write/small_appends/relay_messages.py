@@ -21,9 +21,9 @@ from timespine.client.inner_handles import CollectionHandle
 from timespine.client.write.prepare import to_updates, upper_after
 from timespine.client.write_results import CommitResult
 from timespine.columnar.kernels.consolidate import consolidate
-from timespine.core.encoding.envelope import EnvelopeKind, decode_payload, unwrap_payload, wrap_payload
+from timespine.core.encoding.envelope import HEADER, EnvelopeKind, decode_payload, unwrap_payload, wrap_payload
 from timespine.core.group import Origin
-from timespine.errors import Indeterminate, TimespineError, UsageError
+from timespine.errors import Indeterminate, TimespineError
 from timespine.location.machine.channel import REQUEST_BYTES_MAX
 from timespine.model.frontier import Frontier
 
@@ -61,11 +61,6 @@ REASON_CHARS_MAX = 500
 """The most characters of a reason."""
 
 
-def encode_request(fields: AppendRequest) -> bytes:
-    """Encode a request. Rows may have values that MessagePack lacks: then an error of the encoder is raised."""
-    return wrap_payload(EnvelopeKind.APPEND_REQUEST, _ENCODER.encode(fields))
-
-
 def decode_request(request: bytes) -> AppendRequest:
     """Decode a request; raise CorruptionError or VersionError if it is none."""
     return decode_payload(_DECODE_REQUEST, unwrap_payload(EnvelopeKind.APPEND_REQUEST, request))
@@ -98,11 +93,12 @@ class SmallAppends:
             return None
         fields = (self._handle.id, self._schema, origin.committer, origin.number, origin.writer)
         try:
-            encoded = encode_request(AppendRequest(*fields, rows))
-        # An integer beyond 64 bits, a bad text, or too much of it.
-        except (msgspec.MsgspecError, OverflowError, TypeError, ValueError, UsageError):
+            payload = _ENCODER.encode(AppendRequest(*fields, rows))
+        except (msgspec.MsgspecError, OverflowError, TypeError, ValueError):  # an integer beyond 64 bits, or a bad text
             return None
-        return encoded if len(encoded) <= REQUEST_BYTES_MAX else None
+        if len(payload) + HEADER > REQUEST_BYTES_MAX:
+            return None
+        return wrap_payload(EnvelopeKind.APPEND_REQUEST, payload)
 
     def accept(self, reply: bytes) -> bool:
         """Give each append its result; return False if they were not committed. Raise Indeterminate if in doubt."""

@@ -12,9 +12,9 @@ import pytest
 from timespine.errors import Determinate, Indeterminate
 from timespine.location.consensus import Consensus, LogEntry, LogWrite
 from timespine.location.memory import MemoryBlob, MemoryConsensus
-from timespine.location.unreliable import Fault, UnreliableBlob, UnreliableConsensus
 from timespine.testing.conformance import BlobConformance, ConsensusConformance, ConsensusUnderFaults
 from timespine.testing.conformance.faults import REFUSED, REPLY_LOST, REQUEST_LOST
+from timespine.testing.unreliable import Fault, UnreliableBlob, UnreliableConsensus
 
 
 def never(operation: str, key: str) -> Fault:
