@@ -71,7 +71,7 @@ def _is_inline(batch: HollowBatch) -> bool:
 
 
 def is_nearly_full(state: State, config: Config, eighths: int = NEARLY_FULL) -> bool:
-    """Tell whether inline parts take so many eighths of what they may take."""
+    """Tell whether inline parts take this share of what they may take, or more."""
     return 8 * state.inline_bytes >= eighths * config.inline_total_bytes
 
 
