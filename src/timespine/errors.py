@@ -247,10 +247,14 @@ class OwnedCollection(UsageError):
 class UnsupportedView(UsageError):
     """A view cannot be maintained as it was asked for. Nothing was changed."""
 
-    def __init__(self, message: str, reasons: tuple[object, ...] = ()) -> None:
-        super().__init__("\n".join((message, *(f"  {reason}" for reason in reasons))))
+    def __init__(self, message: str, reasons: tuple[object, ...] = (), *, hint: Hint | None = None) -> None:
+        super().__init__("\n".join((message, *(f"  {reason}" for reason in reasons))), hint=hint)
         self.reasons = reasons
         """Each reason: its line and column in the SQL text, what is wrong, and what to write instead."""
+
+    def __str__(self) -> str:
+        first, line_end, reasons = self.message.partition("\n")
+        return f"{first if self.hint is None else f'{first}; {sentence(self.hint)}'}{line_end}{reasons}"
 
 
 class ArrangementMisfit(UsageError):

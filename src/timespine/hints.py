@@ -2,12 +2,14 @@
 
 An error carries a `Hint`. The library renders it in terms of Python, by the table here. The command line renders it as
 options and commands, by its own table of the same codes (`cli/error_wording.py`). A test compares the two tables, and
-fails for a code that no error uses.
+fails for a code that no error uses. Another refuses Python syntax in all other messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 
@@ -39,6 +41,10 @@ SENTENCES: Mapping[str, str] = {
     "release-or-drop": "release them, or drop it first with store.drop({name!r}, force=True)",
     "use-clock": "create the collection with timeline='clock'",
     "give-retention": "give a duration, or None for ever",
+    "give-storage": "give options with storage={{...}}",
+    "give-endpoint": "credentials come from the environment of each process, and an endpoint from "
+    "storage={{'endpoint': ...}}",
+    "check-storage": "check `storage` and the variables of the environment",
     # Times.
     "read-complete-time": "leave `as_of` out to read the newest complete time, or seal idle collections with "
     "store.seal_idle()",
@@ -48,6 +54,8 @@ SENTENCES: Mapping[str, str] = {
     "give-upper": "say upper=(...)",
     "give-rows-or-upper": "give rows, or the `upper` to seal at",
     "give-seconds": "give a number of seconds, or None to wait for ever",
+    "give-time-of-rows": "say at which time the rows are, at=(...)",
+    "expire-ahead": "pass ahead=True if that is what you want",
     "leave-out-at": "leave out `at`, or drop them",
     "give-at": "give `at` or the columns {columns}",
     "give-at-or-times": "give either `at` or the column that has the times",
@@ -62,10 +70,46 @@ SENTENCES: Mapping[str, str] = {
     "range-by-where": "read a snapshot with where=",
     "give-key-or-range": "give a key, its first columns, or between=(low, high)",
     "give-keys-or-where": "say delete({{'id': 1}}) or delete(where='id = 1')",
+    "ask-is-null": "ask with IS NULL or is_null()",
+    "append-opposite": "`key_range` of this error has its key; updates() gives every diff by itself: append the "
+    "opposite of some of them; other keys can be read with `where`",
+    # Views.
+    "create-view": "create one with store.view(name, sql=...)",
+    "write-without-column": "write it without, store.view(name, sql=..., replace=True), or add a column of that name "
+    "and call view.rebuild()",
+    "drop-or-write-without": "drop the view too, or write it without, store.view(name, sql=..., replace=True)",
+    "rebuild-types": "view.rebuild() gives the view its new types",
+    "rebuild-stages": "view.rebuild() makes new ones",
+    "give-function": "give it first, store.view({name!r}, frame=function)",
+    "give-session": "give a session of Spark, spark=...",
+    "give-session-or-change": "give one, spark=..., or change them",
+    "install-spark": "pip install 'timespine[spark]'",
+    "leave-out-engine": "leave out engine={engine!r}",
+    "refresh-on-spark": "with times='refresh' Spark can",
+    "compute-whole": "create it with policy='full', which computes the text on Spark, or with check=False, which skips "
+    "this comparison",
 }
 """The sentences of the library, by code."""
 
 
-def sentence(hint: Hint) -> str:
+def _in_python(hint: Hint) -> str:
     """Render a hint in terms of Python."""
     return SENTENCES[hint.code].format(**hint.args)
+
+
+_render: ContextVar[Callable[[Hint], str]] = ContextVar("render", default=_in_python)
+
+
+def sentence(hint: Hint) -> str:
+    """Render a hint in terms of Python, or of the interface that runs the call."""
+    return _render.get()(hint)
+
+
+@contextmanager
+def rendered_by(render: Callable[[Hint], str]) -> Iterator[None]:
+    """Render hints in the words of an interface: results have texts of errors too, such as those of a refresh."""
+    token = _render.set(render)
+    try:
+        yield
+    finally:
+        _render.reset(token)

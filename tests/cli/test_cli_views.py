@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running import run
+from running import failure, run
 
 
 @pytest.fixture
@@ -65,3 +65,35 @@ def test_a_view_is_explained_before_it_is_created_replaced_and_rebuilt(store, tm
     shown = run("view", "status", store, "sums").output
     assert "a: time 0, behind 0, updates 0" in shown
     assert "incremental_strict" in shown
+
+
+def test_a_view_that_cannot_be_refreshed_names_verbs_and_options(store, tmp_path):
+    run("view", "create", store, "rows", "--sql", _file(tmp_path, "SELECT k, v FROM a"))
+    assert failure("view", "refresh", store, "a", code=2).endswith(
+        "is no view; create one with `timespine view create`"
+    )
+    run("evolve", store, "a", "--drop", "v")
+    (tmp_path / "more.json").write_text('{"k": 3}\n')
+    run("append", store, "a", str(tmp_path / "more.json"), "--format", "json")
+    line = failure("view", "refresh", store, code=2)
+    assert "with `timespine view create --replace`, or add a column of that name and run `timespine view" in line
+    run("drop", store, "a", "--force")
+    left = "drop the view too, or write it without, with `timespine view create --replace`"
+    refreshed = json.loads(run("view", "refresh", store, "--output", "json").stdout)
+    assert refreshed["rows"]["error"].endswith(left)
+    assert json.loads(run("view", "status", store, "rows", "--output", "json").stdout)["error"].endswith(left)
+    assert left in run("view", "explain", store, "rows").output
+
+
+def test_a_view_that_only_spark_computes_is_for_python(store, tmp_path):
+    line = failure("view", "create", store, "x", "--sql", _file(tmp_path, "SELECT soundex('a') AS s FROM a"), code=2)
+    assert line.endswith("change them, or use Python and a session of Spark, which the command line does not have")
+    options = ("--times", "every", "--policy", "full")
+    line = failure("view", "create", store, "x", "--sql", _file(tmp_path, "SELECT k FROM a"), *options, code=2)
+    assert line == "error: times 'every' follows each change, and policy 'full' none: use another policy"
+
+
+def _file(folder, text):
+    """Write a text to a file of SQL."""
+    (folder / "query.sql").write_text(text)
+    return str(folder / "query.sql")

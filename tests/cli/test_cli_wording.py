@@ -16,7 +16,9 @@ from timespine.errors import InvalidRows, UsageError
 from timespine.hints import Hint
 
 LIBRARY = Path(ts.__file__).parent
-PYTHON = re.compile(r"store\[|=True|timespine\.open|datetime\.|store\.\w+\(|\w+='|=\(\.|`(at|upper|as_of)`|where=")
+PYTHON = re.compile(
+    r"store\[|=True|view\.|spark=|updates\(|storage=|timespine\.open|datetime\.|store\.\w+\(|\w+='|=\(\.|`(at|upper|as_of)`|where="
+)
 
 
 def test_the_command_line_has_a_sentence_for_every_hint_of_the_library():
@@ -30,7 +32,7 @@ def test_every_hint_is_given_somewhere():
 
 
 def test_sentences_of_the_command_line_have_no_python_in_them():
-    args = {"name": "orders", "timeline": "clock", "columns": "_time"}
+    args = {"name": "orders", "timeline": "clock", "columns": "_time", "engine": "spark"}
     for code in error_wording.SENTENCES:
         assert not PYTHON.search(error_wording.hint_text(Hint(code, args), can_wait=True)), code
 
@@ -81,6 +83,35 @@ def test_what_to_do_is_said_in_options(wide, tmp_path, args, says):
     line = failure(verb, wide, name, *rest, code=2)
     assert says in line
     assert not PYTHON.search(line), line
+
+
+def test_expiry_ahead_of_the_upper_is_asked_for_by_an_option(store):
+    run("create", store, "pairs", "--key", "id:int64", "--timeline", "counter", "--time-coordinates", "2")
+    run("append", store, "pairs", "-", "--format", "json", "--at", "0,0", "--upper", "1,1", input='{"id": 1}')
+    line = failure("expire", store, "pairs", "--before", "1,1", code=2)
+    assert line.endswith("the collection is complete up to 1,1; add --ahead if that is what you want")
+    run("expire", store, "pairs", "--before", "1,1", "--ahead")
+
+
+def test_a_row_that_counts_too_often_is_looked_for_over_fewer_times(store):
+    run("create", store, "often", "--value", "v:int32", "--timeline", "counter")
+    for time in range(2):
+        row = f'{{"v": 1, "_time": {time}, "_diff": {2**63 - 1}}}'
+        run("append", store, "often", "-", "--format", "json", input=row)
+    line = failure("changes", store, "often", code=2)
+    assert "find its diffs with `timespine changes` over fewer times, --after and --until" in line
+    assert str(2**63 - 1) in run("changes", store, "often", "--after", 0).stdout
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("s3://bucket/x?a=1", "give options in the variables of the environment"),
+        ("s3://me@bucket/x", "credentials and the endpoint come from the variables of the environment"),
+    ],
+)
+def test_options_of_storage_come_from_the_environment(location, says):
+    assert failure("init", location, code=2).endswith(says)
 
 
 def test_a_store_that_is_not_there_is_made_with_a_verb(tmp_path):

@@ -151,6 +151,6 @@ def test_without_spark_installed_portable_views_work_and_others_are_refused_with
     assert first == "process [{'g': 1, 'n': 2}] True"
     assert "soundex" in "".join(others)
     assert (
-        refreshed == created == ("Spark has to compute this view, and is not installed: pip install 'timespine[spark]'")
+        refreshed == created == ("Spark has to compute this view, and is not installed; pip install 'timespine[spark]'")
     )
     assert last == "False"

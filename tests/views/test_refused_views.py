@@ -73,7 +73,7 @@ def test_a_view_whose_input_was_dropped_is_reported_and_does_not_hold_back_the_o
         "above": "none",
     }
     assert (
-        "view both is refreshed no more, since a, which it reads, was dropped: drop the view too" in done["both"].error
+        "view both is refreshed no more, since a, which it reads, was dropped; drop the view too" in done["both"].error
     )
     assert done["above"].error == "view above is refreshed no more, since view sums is not"
     assert (done["both"].time, store["both"].upper.time) == (0, 1)

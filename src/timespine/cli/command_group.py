@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 from timespine.cli.error_report import INTERRUPTED, NO_READER, report_error
+from timespine.cli.error_wording import hint_text
 from timespine.cli.output.destination import silence_stdout
+from timespine.hints import rendered_by
 
 DEBUG = "--debug"
 
@@ -31,13 +34,14 @@ class CommandGroup(TyperGroup):
         """Run a verb; return the exit code, or exit with it."""
         given = list(sys.argv[1:] if args is None else args)
         kept = [each for each in given if each != DEBUG]  # it may stand anywhere
+        can_wait = self._has_option(kept, "--wait")
         try:
-            result = super().main(kept, prog_name or "timespine", complete_var, standalone_mode=False, **extra)
+            with rendered_by(partial(hint_text, can_wait=can_wait)):
+                result = super().main(kept, prog_name or "timespine", complete_var, standalone_mode=False, **extra)
             code = result if isinstance(result, int) else 0
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
         except Exception as error:
-            can_wait = self._has_option(kept, "--wait")
             code = report_error(error, as_json=_wants_json(kept), debug=DEBUG in given, can_wait=can_wait)
         if standalone_mode:
             sys.exit(code)

@@ -9,6 +9,7 @@ from timespine.errors import InvalidRows, TimespineError, UsageError, with_artic
 from timespine.hints import Hint
 
 _OTHERWISE = "add --replace to drop it and take its name over"
+_IN_PYTHON = "use Python and a session of Spark, which the command line does not have"
 
 SENTENCES: Mapping[str, str] = {
     # Stores and names.
@@ -29,6 +30,9 @@ SENTENCES: Mapping[str, str] = {
     "release-or-drop": "release them, or drop it first with `timespine drop --force`",
     "use-clock": "create the collection with --timeline clock",
     "give-retention": "give --for a duration, or --for ever",
+    "give-storage": "give options in the variables of the environment",
+    "give-endpoint": "credentials and the endpoint come from the variables of the environment",
+    "check-storage": "check the variables of the environment",
     # Times.
     "read-complete-time": "ask for an earlier time or for none, or {later}",
     "wait-for-seal": "{later}",
@@ -37,6 +41,8 @@ SENTENCES: Mapping[str, str] = {
     "give-upper": "say --upper A,B",
     "give-rows-or-upper": "give rows, or --upper",
     "give-seconds": "give a number of seconds",
+    "give-time-of-rows": "say at which time the rows are, --at A,B",
+    "expire-ahead": "add --ahead if that is what you want",
     "leave-out-at": "leave out --at, or drop them",
     "give-at": "give --at or the columns {columns}",
     "give-at-or-times": "give either --at or --time-column",
@@ -51,6 +57,23 @@ SENTENCES: Mapping[str, str] = {
     "range-by-where": "use `timespine snapshot --where SQL`",
     "give-key-or-range": "give COLUMN=VALUE, or --low and --high",
     "give-keys-or-where": "give COLUMN=VALUE, or --where SQL",
+    "ask-is-null": "ask with IS NULL",
+    "append-opposite": "find its diffs with `timespine changes` over fewer times, --after and --until, and append the "
+    "opposite of some of them; other keys can be read with --where SQL",
+    # Views.
+    "create-view": "create one with `timespine view create`",
+    "write-without-column": "write it without, with `timespine view create --replace`, or add a column of that name "
+    "and run `timespine view rebuild`",
+    "drop-or-write-without": "drop the view too, or write it without, with `timespine view create --replace`",
+    "rebuild-types": "`timespine view rebuild` gives the view its new types",
+    "rebuild-stages": "`timespine view rebuild` makes new ones",
+    "give-function": "refresh it in Python, in the program that has the function",
+    "give-session": _IN_PYTHON,
+    "give-session-or-change": f"change them, or {_IN_PYTHON}",
+    "install-spark": _IN_PYTHON,
+    "leave-out-engine": "leave the engine to Timespine",
+    "refresh-on-spark": f"with --times refresh Spark can: {_IN_PYTHON}",
+    "compute-whole": f"give --policy full, and {_IN_PYTHON}",
 }
 """The sentences of the command line by the hint codes of the library."""
 

@@ -430,8 +430,8 @@ def expire_command(handle: CollectionHandle, before: FrontierLike, *, ahead: boo
     reached = state.retention.join(moved)
     if not ahead and state.arity != 1 and state.upper <= reached != state.retention:
         raise UsageError(
-            f"no complete time would stay readable: the collection is complete up to {state.upper}; pass ahead=True if "
-            "that is what you want"
+            f"no complete time would stay readable: the collection is complete up to {state.upper}",
+            hint=Hint("expire-ahead"),
         )
     return [*handle.context.leases.idle(handle.id), Retain(moved)]
 

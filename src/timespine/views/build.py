@@ -30,6 +30,7 @@ from timespine.client.api_for_engines import (
 from timespine.columnar.schema.schema import Schema
 from timespine.core.transitions import RegisterHold, Retain
 from timespine.errors import UsageError
+from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 from timespine.views.compare_with_spark import compare_answers, decides_all, plan_difference
 from timespine.views.compute_changes import (
@@ -123,7 +124,7 @@ class FirstBuild:
             except Declined as declined:
                 if not has_spark:
                     raise UsageError(
-                        f"this process cannot compute the query as Spark does ({declined}): give a session, spark=..."
+                        f"this process cannot compute the query as Spark does ({declined})", hint=Hint("give-session")
                     ) from declined
                 self.choice = Choice(ON_SPARK, WHOLE, f"the process declined: {declined}")
         from timespine.views.refresh import compute_on_spark

@@ -22,6 +22,7 @@ from timespine.client.api_for_engines import (
 from timespine.columnar.schema.schema import DIFF, TIME, Schema, define
 from timespine.columnar.schema.types import stored_type
 from timespine.errors import UsageError
+from timespine.hints import Hint
 from timespine.views.definition import (
     INCREMENTAL,
     SPARK,
@@ -92,7 +93,7 @@ def compile_definition(definition: ViewDefinition) -> Compiled:
     plan, named = _plan(definition)
     if definition.mode == INCREMENTAL and digest_of(plan) != definition.digest:
         raise UsageError(
-            "the stages of this view were made by another version, for another plan: view.rebuild() makes new ones"
+            "the stages of this view were made by another version, for another plan", hint=Hint("rebuild-stages")
         )
     return Compiled(query, plan, named)
 
@@ -132,8 +133,8 @@ def compile_present(
     present = Compiled(compiled.query, new_plan, named)
     if _types_of(present) != _types_of(compiled):
         raise UsageError(
-            f"the types of the view follow from columns that were widened: {', '.join(widened)}; it stays as it is, "
-            "until view.rebuild()"
+            f"the view stays as it is, as its types follow from columns that were widened: {', '.join(widened)}",
+            hint=Hint("rebuild-types"),
         )
     return msgspec.structs.replace(definition, inputs=tuple(inputs), digest=digest_of(new_plan)), present
 

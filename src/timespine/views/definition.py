@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import CorruptionError, UsageError, VersionError
+from timespine.hints import Hint
 from timespine.views.engine.accumulators import EXACT, accumulators_of
 from timespine.views.plan.algebra import Aggregate, PlanNode, nodes_of
 
@@ -145,14 +146,14 @@ def current_names(bound: Input, schema: Schema, used: set[str]) -> dict[str, str
             continue
         if not schema.has_id(each.id):
             raise UsageError(
-                f"column {each.name} of {bound.name} was dropped, and the view reads it: it stays as it is; write it "
-                "without, store.view(name, sql=..., replace=True), or add a column of that name and view.rebuild()"
+                f"column {each.name} of {bound.name} was dropped, and the view reads it: it stays as it is",
+                hint=Hint("write-without-column"),
             )
         field = schema.by_id(each.id)
         if field.type != each.type:
             raise UsageError(
-                f"column {each.name} of {bound.name} is {field.type} now, and was {each.type} when the view was made: "
-                "view.rebuild() gives the view its new types"
+                f"column {each.name} of {bound.name} is {field.type} now, and was {each.type} when the view was made",
+                hint=Hint("rebuild-types"),
             )
         names[each.name] = field.name
     return names
@@ -161,6 +162,6 @@ def current_names(bound: Input, schema: Schema, used: set[str]) -> dict[str, str
 def dropped_input(view: str, name: str) -> UsageError:
     """Make the error for a view with an input that was dropped by force."""
     return UsageError(
-        f"view {view} is refreshed no more, since {name}, which it reads, was dropped: drop the view too, or write it "
-        "without, store.view(name, sql=..., replace=True)"
+        f"view {view} is refreshed no more, since {name}, which it reads, was dropped",
+        hint=Hint("drop-or-write-without"),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from timespine.client.api_for_engines import Store
 from timespine.errors import UsageError, short_repr
+from timespine.hints import Hint
 from timespine.views.definition import ViewDefinition
 
 Function = Callable[[Any], Any]
@@ -38,7 +39,7 @@ def function_of(store: Store, name: str, id: str, definition: ViewDefinition) ->
     found = _functions.get(store, {}).get(id)
     if found is None:
         raise UsageError(
-            f"view {name} is a function of DataFrames, which this process does not know: "
-            f"give it first, store.view({name!r}, frame=function)"
+            f"view {name} is a function of DataFrames, which this process does not know",
+            hint=Hint("give-function", {"name": name}),
         )
     return found

@@ -29,6 +29,7 @@ from timespine.client.api_for_engines import (
 from timespine.columnar.schema.schema import DIFF, define
 from timespine.core.transitions import ReleaseHold
 from timespine.errors import CollectionExists, UnknownCollection, UpperMismatch, UsageError
+from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 from timespine.views.definition import ViewDefinition, decode_definition, dropped_input
 
@@ -101,7 +102,7 @@ def view_among(entries: Mapping[str, CatalogEntry], name: str) -> CatalogEntry:
         there = ", ".join(sorted(each for each, found in entries.items() if found.role == "view")) or "none"
         raise UnknownCollection(f"there is no view {name}; there are: {there}", name)
     if entry.role != "view":
-        raise UsageError(f"{name} is no view: create one with store.view(name, sql=...)")
+        raise UsageError(f"{name} is no view", hint=Hint("create-view"))
     return entry
 
 

@@ -120,7 +120,7 @@ def status_of(store: Store, view: Collection, definition: ViewDefinition) -> Vie
         _size_of(view),
         {names[id]: _size_of(store.collection(names[id])) for id in definition.stages if id in names},
         points[-REFRESHES:],
-        dropped_input(view.name, gone[0]).message if gone else "",
+        str(dropped_input(view.name, gone[0])) if gone else "",
     )
 
 

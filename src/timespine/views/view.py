@@ -235,10 +235,8 @@ def create_view(
         raise UsageError(f"view {name} cannot read itself: read what it reads, or give the new view another name")
     definition, compiled = define_view(query, inputs, policy, spark, times)
     if definition.mode == SPARK and find_session(spark) is None:
-        message = (
-            "only Spark can compute parts of this query, and there is no session: give one, spark=..., or change them"
-        )
-        raise UnsupportedView(message, definition.reasons)
+        message = "only Spark can compute parts of this query, and there is no session"
+        raise UnsupportedView(message, definition.reasons, hint=Hint("give-session-or-change"))
     build_view(
         store,
         name,
@@ -261,7 +259,7 @@ def create_frame_view(
     _check_options("full", "refresh", key)
     check_function(function)
     if isinstance(inputs, str) or not inputs:
-        raise UsageError("inputs names the collections that the function reads: inputs=['orders', ...]")
+        raise UsageError("inputs is a list of the collections that the function reads, such as ['orders']")
     if name in store:
         raise CollectionExists(name)
     bound, handles = _inputs(store, tuple(inputs))
@@ -279,7 +277,7 @@ def _check_options(policy: str, times: str, key: Sequence[str]) -> None:
     if times not in TIMES:
         raise UsageError(f"times is 'refresh' or 'every', not {short_repr(times)}")
     if times == "every" and policy == "full":
-        raise UsageError("times='every' follows each change, and policy='full' none: use another policy")
+        raise UsageError("times 'every' follows each change, and policy 'full' none: use another policy")
     if isinstance(key, str) or not all(isinstance(each, str) for each in key):
         raise UsageError(f"key is a list of names of columns, not {short_repr(key)}")
 
@@ -310,10 +308,7 @@ def build_view(
         changes = built.compute(schema.arrow)
         differs = built.difference(schema.arrow, changes) if check and definition.mode != SPARK else ""
         if differs and definition.mode == INCREMENTAL:
-            raise UnsupportedView(
-                f"view {name} was not created: {differs}. Create it with policy='full', which computes the text on "
-                "Spark (check=False skips this comparison)"
-            )
+            raise UnsupportedView(f"view {name} was not created: {differs}", hint=Hint("compute-whole"))
         if differs:
             assert compiled.query is not None
             check_ties(
@@ -373,7 +368,7 @@ def define_view(
     types = typing.known() if typing is not None else ()
     portable = only_spark(plan) if times == "every" else None
     if portable is not None:
-        raise UnsupportedView(f"times='every' is computed in the process, and only Spark can: {portable}")
+        raise UnsupportedView(f"times 'every' is computed in the process, and only Spark can: {portable}")
     made = ViewDefinition(VERSION, query.text, inputs, policy, mode, times, token, (), digest, (), types)
     return made, Compiled(query, plan, named)
 

@@ -110,12 +110,12 @@ def test_a_policy_that_is_not_that_of_what_exists_is_refused_and_changes_nothing
     for same in ("7 days", "168 h", None):
         assert store.create("orders", key=KEY, retain=same, if_exists="open").id == orders.id
     with pytest.raises(
-        UsageError, match=r"retain=604800000 ms, not retain=691200000 ms; change it with store\['orders'\].retain"
+        UsageError, match=r"retain 604800000 ms, not retain 691200000 ms; change it with store\['orders'\].retain"
     ):
         store.create("orders", key=KEY, retain="8 days", if_exists="open")
-    with pytest.raises(UsageError, match="retain=604800000 ms, not retain='for ever'; change it"):
+    with pytest.raises(UsageError, match="retain 604800000 ms, not retain 'for ever'; change it"):
         store.create("orders", key=KEY, retain="for ever", if_exists="open")
-    with pytest.raises(UsageError, match="no retain of its own, not retain=604800000 ms; change it"):
+    with pytest.raises(UsageError, match="no retain of its own, not retain 604800000 ms; change it"):
         store.create("plain", key=KEY, retain="7 days", if_exists="open")
     kept = {name: entry.retain_ms for name, entry in store._catalog.read().entries.items()}
     assert kept == {"orders": 7 * 86_400_000, "plain": None}

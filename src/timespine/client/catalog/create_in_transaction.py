@@ -128,7 +128,9 @@ def schema_of(
         return schema
     if schema is not None:
         if value is not None or isinstance(key, Mapping):
-            raise UsageError("the schema has all columns with their types: let key name those of the key, key=['id']")
+            raise UsageError(
+                "the schema has all columns with their types: let key name those of the key, such as ['id']"
+            )
         names = (key,) if isinstance(key, str) else key
         return infer(_columns_of(schema), names or (), cluster=cluster, arity=arity)
     if key is not None and not isinstance(key, Mapping):

@@ -29,7 +29,7 @@ def require_same_definition(
         both = f"{_policy(entry.retain_ms)}, not {_policy(wanted.retain_ms)}"
         raise _definition_error(name, both, Hint("change-retention", {"name": name}))
     if wanted.forget_within_ms is not None and entry.forget_within_ms != wanted.forget_within_ms:
-        both = f"forget_within={entry.forget_within_ms} ms, not {wanted.forget_within_ms} ms"
+        both = f"forget_within {entry.forget_within_ms} ms, not {wanted.forget_within_ms} ms"
         raise _definition_error(name, both, Hint("change-deadline", {"name": name}))
 
 
@@ -41,7 +41,7 @@ def _definition_error(name: str, what: str, hint: Hint) -> CollectionExists:
 def _policy(retain_ms: int | None) -> str:
     if retain_ms is None:
         return "no retain of its own"
-    return "retain='for ever'" if retain_ms == FOR_EVER else f"retain={retain_ms} ms"
+    return "retain 'for ever'" if retain_ms == FOR_EVER else f"retain {retain_ms} ms"
 
 
 def _difference(known: Schema, asked: Schema) -> str:

@@ -81,7 +81,7 @@ def _range(between: object, schema: Schema, left: tuple[str, ...]) -> Predicate:
         raise UsageError(f"between is a pair (low, high), None for an open end, not {short_repr(between)}")
     low, high = between
     if low is None and high is None:
-        raise UsageError("between=(None, None) is no range: read a snapshot for all rows")
+        raise UsageError("between has no end on either side, so it is no range: read a snapshot for all rows")
     if not schema.key:
         raise UsageError("this collection has no key columns to take a range of", hint=Hint("range-by-where"))
     if not left:

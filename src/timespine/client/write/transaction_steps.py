@@ -53,6 +53,7 @@ from timespine.columnar.kernels.consolidate import consolidate
 from timespine.core.batch import HollowBatch, rows_in
 from timespine.core.transitions import AdvanceUpper, AppendNext, Command, CompareAndAppend, ExpireResult, Seal
 from timespine.errors import UsageError, short_repr
+from timespine.hints import Hint
 from timespine.model.description import Description
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
@@ -99,7 +100,7 @@ class Step:
         """Raise a UsageError for times with several coordinates: the time of a transaction has one."""
         if self.handle.known().arity != 1:
             raise UsageError(
-                f"the times of {self.handle.name} have several coordinates: say at which time the rows are, at=(...)"
+                f"the times of {self.handle.name} have several coordinates", hint=Hint("give-time-of-rows")
             )
 
     @property

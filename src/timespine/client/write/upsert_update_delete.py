@@ -92,7 +92,7 @@ def update_delta(where: Where | None, set: SetLike) -> Compute:
     """Set some columns of the rows that satisfy a condition."""
     predicate = as_predicate(where) if where is not None else None
     if not isinstance(set, Mapping):
-        raise UsageError("say what to set by column: update(set={'total': 0})")
+        raise UsageError("say what to set by column, such as {'total': 0}")
     values = dict(set)
     by_row = all(is_row_by_row(value) for value in values.values() if is_expression(value))
 

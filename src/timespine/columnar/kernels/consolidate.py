@@ -26,6 +26,7 @@ from timespine.columnar.kernels.take_rows import narrow, read_back, take
 from timespine.columnar.kernels.text_words import Words, blocks
 from timespine.columnar.schema.schema import DIFF, Schema
 from timespine.errors import CorruptionError, DiffOverflow, UsageError
+from timespine.hints import Hint
 from timespine.model.time import INT64_MAX
 
 _HALF_BITS = 32
@@ -47,9 +48,7 @@ class RowOverflow(DiffOverflow):
     def explain(self, collection: str, key: Sequence[str]) -> DiffOverflow:
         """Say what to do about the rows. Messages carry no rows: `key_range` has the keys, if Python has values."""
         named = DiffOverflow(
-            f"a row of {collection} counts more than 64 bits can as of this time: `key_range` of this error has its "
-            "key; updates() gives every diff by itself: append the opposite of some of them; other keys can be read "
-            "with `where`"
+            f"a row of {collection} counts more than 64 bits can as of this time", hint=Hint("append-opposite")
         )
         if self.rows is not None:
             keys = self.rows.select([name for name in key if name in self.rows.column_names])

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from timespine.errors import InvalidCondition, with_article
+from timespine.hints import Hint
 from timespine.libraries import pl
 
 LiteralValue = bool | int | float | decimal.Decimal | str | bytes | datetime.date | datetime.datetime
@@ -59,7 +60,7 @@ def check_literal(value: object) -> LiteralValue:
     if isinstance(value, np.generic):
         value = value.item()
     if value is None:
-        raise InvalidCondition("a comparison with null is never true: ask with IS NULL or is_null()")
+        raise InvalidCondition("a comparison with null is never true", hint=Hint("ask-is-null"))
     if isinstance(value, bool | bytes):
         return value
     if isinstance(value, int | decimal.Decimal):

@@ -102,7 +102,7 @@ def cut_slices(
     if isinstance(request.where, Native):
         raise UsageError(
             "a polars expression cannot be sent to other processes: "
-            "give the condition as text, or as a predicate of ts.col(...)"
+            "give the condition as text, or as a predicate made with col(...)"
         )
     if request.keys is not None:
         raise UsageError("a lookup is not cut into pieces")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, SupportsIndex
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from timespine.errors import UsageError, WrongProcess
+from timespine.hints import Hint
 from timespine.location.opening.store_location import ABFSS, FLAGS, GS, S3, StoreLocation, account_of
 
 REQUEST_S = 60.0
@@ -103,8 +104,8 @@ def _connect(location: StoreLocation, request_s: float) -> ObjectStore:
         raise
     except Exception as error:  # its text may repeat a setting of the environment
         raise UsageError(
-            f"{location.url} cannot be reached with the settings of this process ({type(error).__name__}): check "
-            "`storage` and the variables of the environment"
+            f"{location.url} cannot be reached with the settings of this process ({type(error).__name__})",
+            hint=Hint("check-storage"),
         ) from None
 
 

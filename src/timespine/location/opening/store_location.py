@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from timespine.errors import UsageError, short_repr
+from timespine.hints import Hint
 
 FILE, MEMORY, S3, GS, AZ, ABFSS = "file", "memory", "s3", "gs", "az", "abfss"
 """The schemes of canonical locations."""
@@ -100,17 +101,14 @@ def _split(scheme: str, rest: str) -> tuple[str, str]:
     """Split what follows the scheme into bucket and prefix. No message repeats it before it is known to be harmless."""
     if "?" in rest or "#" in rest:
         raise UsageError(
-            f"a {scheme}:// location has no query string: it would appear in logs; give options with storage={{...}}"
+            f"a {scheme}:// location has no query string, which would appear in logs", hint=Hint("give-storage")
         )
     bucket, _, path = rest.partition("/")
     if scheme == ABFSS:
         if _ACCOUNT.fullmatch(bucket) is None:
             raise UsageError("an abfss:// location is abfss://container@account.dfs.core.windows.net/prefix")
     elif "@" in bucket or ":" in bucket:
-        raise UsageError(
-            f"a {scheme}:// location has no user name, password or port: credentials come from the environment of "
-            "each process, and an endpoint is storage={'endpoint': ...}"
-        )
+        raise UsageError(f"a {scheme}:// location has no user name, password or port", hint=Hint("give-endpoint"))
     elif _BUCKET.fullmatch(bucket) is None:
         raise UsageError(f"{short_repr(bucket)} is not the name of a bucket: write {scheme}://bucket/prefix")
     path = path.rstrip("/")
@@ -145,7 +143,7 @@ def _check_storage(scheme: str, given: Mapping[str, str | bool] | None) -> tuple
             )
         found[name] = _option(scheme, name, value)
     if found.get("endpoint", "").startswith("http://") and found.get("allow_http") != "true":
-        raise UsageError("the endpoint is not encrypted: use https, or say storage={'allow_http': True, ...}")
+        raise UsageError("the endpoint is not encrypted: use https, or set the storage option allow_http too")
     return tuple(sorted(found.items()))
 
 

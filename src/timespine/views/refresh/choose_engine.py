@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from timespine.client.api_for_engines import ReadOptions, extent_of, open_changes
 from timespine.errors import UsageError, short_repr
+from timespine.hints import Hint
 from timespine.views.engine.portable_plans import only_spark
 from timespine.views.engine.store_source import InputReader
 from timespine.views.plan.algebra import Aggregate, InputScan, Join, PlanNode, SetOperation, Top, WindowNode, nodes_of
@@ -105,7 +106,7 @@ def choose_engine(
     portable = only_spark(plan)
     if forced == PROCESS or (forced is None and not has_spark):
         if portable is not None:
-            raise UsageError(f"only Spark can compute this view ({portable}): give a session, spark=...")
+            raise UsageError(f"only Spark can compute this view ({portable})", hint=Hint("give-session"))
         return Choice(PROCESS, CHANGES, "the caller asked for it" if forced else "there is no session of Spark")
     if sizes is None:
         return Choice(SPARK, CHANGES, "the caller asked for it" if forced else portable or "")

@@ -66,14 +66,14 @@ class RefreshLook:
                 if definition is not None:
                     compile_definition(definition)
             except UsageError as error:
-                found[name] = f"view {name}: {error.message}"
+                found[name] = f"view {name}: {error}"
         is_complete = False
         while not is_complete:
             is_complete = True
             for name, definition in waiting.items():
                 for each in definition.inputs if definition is not None and name not in found else ():
                     if not self.has(each.id):
-                        found[name] = dropped_input(name, each.name).message
+                        found[name] = str(dropped_input(name, each.name))
                     elif each.id in ids:
                         found[name] = f"view {name} is refreshed no more, since view {self._names[each.id]} is not"
                 if name in found and self.entries[name].id not in ids:

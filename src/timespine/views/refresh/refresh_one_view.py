@@ -14,6 +14,7 @@ import polars as pl
 from timespine.client.api_for_engines import CollectionHandle, Store
 from timespine.columnar.schema.schema import TIME, Schema
 from timespine.errors import UsageError
+from timespine.hints import Hint
 from timespine.views.compute_changes import (
     Compiled,
     ViewDelta,
@@ -101,7 +102,9 @@ class Carrier:
 
     def _query(self, work: Work, time: int, fresh: Mapping[str, Work]) -> None:
         if self.engine == PROCESS:
-            raise UsageError(f"only Spark can compute {work.name}: leave out engine='process'")
+            raise UsageError(
+                f"only Spark can compute {work.name}", hint=Hint("leave-out-engine", {"engine": self.engine})
+            )
         from timespine.views.refresh import compute_on_spark
 
         _, schema = work.handle.schema(work.handle.state())
@@ -133,8 +136,8 @@ class Carrier:
             except Declined as declined:
                 if self.engine == PROCESS or find_session(self.spark) is None:
                     raise UsageError(
-                        f"{_stays(work)}: this process cannot compute it as Spark does ({declined}); "
-                        "give a session of Spark, spark=..."
+                        f"{_stays(work)}: this process cannot compute it as Spark does ({declined})",
+                        hint=Hint("give-session"),
                     ) from declined
                 work.choice = Choice(ON_SPARK, work.choice.how, f"the process declined: {declined}")
                 source = source_of(definition, work.compiled, work.inputs, before, time, work.stages)
@@ -144,13 +147,16 @@ class Carrier:
     def _at_every_time(self, work: Work, source: StoreSource, before: int) -> None:
         """Compute what changed at each time, which only the process does."""
         if self.engine == ON_SPARK:
-            raise UsageError(f"{work.name} has times='every', which the process computes: leave out engine='spark'")
+            raise UsageError(
+                f"the process computes {work.name}, which follows every time",
+                hint=Hint("leave-out-engine", {"engine": self.engine}),
+            )
         try:
             work.changes = compute_timed(work.compiled, source, before)
         except Declined as declined:
             raise UsageError(
-                f"{_stays(work)}: this process cannot compute it as Spark does ({declined}); with "
-                "times='refresh' Spark can"
+                f"{_stays(work)}: this process cannot compute it as Spark does ({declined})",
+                hint=Hint("refresh-on-spark"),
             ) from declined
 
     def foresee(self, work: Work, time: int) -> Choice:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from timespine.errors import UsageError
+from timespine.hints import Hint
 from timespine.locks import Lock
 from timespine.spark.setup.worker_python import is_connect
 
@@ -50,7 +51,7 @@ def find_session(given: Any) -> Any | None:
 
 def not_installed() -> UsageError:
     """Make the error for a view that needs Spark, where it is not installed."""
-    return UsageError("Spark has to compute this view, and is not installed: pip install 'timespine[spark]'")
+    return UsageError("Spark has to compute this view, and is not installed", hint=Hint("install-spark"))
 
 
 def session_of(given: Any) -> Any:
@@ -62,7 +63,7 @@ def session_of(given: Any) -> Any:
         import pyspark.sql  # noqa: F401
     except ImportError:
         raise not_installed() from None
-    raise UsageError("Spark has to compute this view: give a session, spark=...")
+    raise UsageError("Spark has to compute this view", hint=Hint("give-session"))
 
 
 def _new_session(given: Any) -> Any:

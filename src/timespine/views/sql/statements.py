@@ -64,7 +64,7 @@ class Statement:
             else each
             for each in error.reasons
         )
-        return UnsupportedView(error.message.splitlines()[0], moved)
+        return UnsupportedView(error.message.splitlines()[0], moved, hint=error.hint)
 
 
 def parse_statement(text: str) -> Statement:

@@ -14,6 +14,7 @@ from timespine.client.write.transaction_steps import Step
 from timespine.columnar.scan.part_access import meta_of
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import CorruptionError, UsageError
+from timespine.hints import Hint
 from timespine.model.frontier import Frontier
 from timespine.model.time import Time
 
@@ -50,7 +51,7 @@ def append_time(
     if has_times or given is not None:
         return AppendTime(given, False, upper, expected)
     if schema.arity != 1:
-        raise UsageError("with several coordinates say at which time the rows are: at=(...)")
+        raise UsageError("with several coordinates there is no next time", hint=Hint("give-time-of-rows"))
     free = max(next_free_time(handle, state.upper), expected.time if expected is not None else 0)
     return AppendTime((free,), expected is None, upper, expected)
 
