@@ -270,6 +270,31 @@ def decoded(monkeypatch):
     return calls
 
 
+def test_many_keys_decode_the_other_columns_only_of_row_groups_that_have_one(decoded, monkeypatch):
+    """Between the bounds of each of nine row groups lies a key that is looked for; only the last four have one."""
+    place = Place([KV], replace(ROOMY, row_group_rows=100))
+    run = place.run(pairs(range(0, 1800, 2)))
+    looked_for = [*range(1, 1000, 4), *range(1000, 1800, 2)]
+    monkeypatch.setattr(prune, "NEAR_ROWS", 0)
+    assert len(looked_for) > FEW
+    rows, _ = read(place, [run], ScanRequest(KV, KV.names, keys=keys(*looked_for)))
+    assert [row["k"] for row in rows] == list(range(1000, 1800, 2))
+    first = [("groups", tuple(range(8)), ("k",)), ("groups", (5, 6, 7), ("v",))]
+    assert decoded == [*first, ("groups", (8,), ("k",)), ("groups", (8,), ("v",))]
+
+
+def test_row_groups_that_all_have_a_key_are_read_whole_after_the_first_block(decoded):
+    place = Place([KV], replace(ROOMY, row_group_rows=100))
+    run = place.run(pairs(range(2400)))
+    looked_for = range(0, 2400, 4)
+    assert len(looked_for) > FEW
+    rows, _ = read(place, [run], ScanRequest(KV, KV.names, keys=keys(*looked_for)))
+    assert [row["k"] for row in rows] == list(looked_for)
+    blocks = [tuple(range(start, start + 8)) for start in (0, 8, 16)]
+    assert decoded[:2] == [("groups", blocks[0], ("k",)), ("groups", blocks[0], ("v",))]
+    assert [(groups, set(names)) for _, groups, names in decoded[2:]] == [(each, {"k", "v"}) for each in blocks[1:]]
+
+
 def test_a_lookup_decodes_the_key_of_a_row_group_and_one_page_of_the_rest(decoded):
     place, run = paged()
     rows, _ = read(place, [run], ScanRequest(KV, KV.names, keys=keys(137)))
@@ -373,6 +398,27 @@ def test_reads_by_pages_give_what_reads_by_row_groups_give(data):
             rows, _ = read(place, [run], ScanRequest(schema, columns, window=Window(until=(2,)), **asked))
         found.append(rows)
     assert found[0] == found[1]
+
+
+@some
+@examples(st.data())
+def test_reads_of_keys_first_give_what_reads_of_whole_row_groups_give(data):
+    numbers = data.draw(st.lists(st.integers(0, 900), min_size=1, max_size=80))
+    schema = define({"a": "int64", "b": "string"}, {"v": "double"})
+    updates = [((n // 7, f"{n:03}"[: n % 4], float(n)), (n % 3,), 1) for n in numbers]
+    wanted = pa.table({"a": pa.array(range(data.draw(st.integers(0, 100)), 2 * FEW + 101, 2), pa.int64())})
+    asked = (
+        {"where": as_predicate(col("v") >= float(data.draw(st.integers(0, 900))))} if data.draw(st.booleans()) else {}
+    )
+    columns = data.draw(st.sampled_from([schema.names, ("v",), ("a",), ("b", "v")]))
+    place = Place([schema], replace(ROOMY, row_group_rows=data.draw(st.integers(2, 20))))
+    run = place.run(updates)
+    request = ScanRequest(schema, columns, window=Window(until=(2,)), keys=KeySet(wanted), **asked)
+    with mock.patch.object(prune, "NEAR_ROWS", data.draw(st.sampled_from([0, 5, 4096]))):
+        found, _ = read(place, [run], request)
+    with mock.patch.object(Pruner, "may_read_keys_first", False):
+        expected, _ = read(place, [run], request)
+    assert found == expected
 
 
 def test_a_search_by_the_first_column_compares_integers_of_its_type(decoded):

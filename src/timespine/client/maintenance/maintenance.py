@@ -213,9 +213,6 @@ class Maintenance:
         if now - self._looked < EXPIRE_S:
             return []
         self._looked = now
-        return self._found_others()
-
-    def _found_others(self) -> list[CollectionHandle]:
         try:
             return self._others()
         except Exception as error:
@@ -491,14 +488,12 @@ class Maintenance:
 
     def _expire(self, upkeep: MaintenanceTimes, state: State) -> None:
         """Expire leases, and move retention."""
-        now = self._monotonic()
-        if now - upkeep.expired < EXPIRE_S:
+        if (now := self._monotonic()) - upkeep.expired < EXPIRE_S:
             return
         upkeep.expired = now
         handle, id = upkeep.handle, upkeep.handle.id
         if has_lapsed_leases(handle, state):
             self.report.leases += self._run(id, lambda session: maintain.expire_lapsed_leases(session, id))
-        horizon = retention_horizon(handle, state)
-        if horizon is not None:
+        if (horizon := retention_horizon(handle, state)) is not None:
             idle = [(handle.id, command) for command in handle.context.leases.idle(handle.id)]
             handle.committer.commit(*idle, (handle.id, Retain(horizon)))

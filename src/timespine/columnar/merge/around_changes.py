@@ -26,7 +26,8 @@ from timespine.columnar.merge.merge_plan import SMALL, InputPart
 from timespine.columnar.parts.copied_groups import RowGroups, row_groups
 from timespine.columnar.parts.part_reader import PartReader
 from timespine.columnar.parts.part_stats import BOUND_BYTES_MAX
-from timespine.columnar.scan.part_access import BLOCK_GROUPS, Parts, meta_of
+from timespine.columnar.scan.part_access import Parts, meta_of
+from timespine.columnar.scan.row_group_blocks import BLOCK_GROUPS
 from timespine.columnar.scan.scan import cut_columns
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.config import Config

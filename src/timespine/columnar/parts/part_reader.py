@@ -485,15 +485,6 @@ class _Spans:
     def close(self) -> None:
         return None
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
 
 def _fetch_exactly(fetch: Fetch, start: int, stop: int, key: str) -> bytes:
     """Return exactly these bytes of a blob."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import threading
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from itertools import groupby
 
-import numpy as np
 import pyarrow as pa
 
 from timespine.columnar.ingest.update_table import project_rows
@@ -30,18 +27,16 @@ from timespine.columnar.scan.fetch_ahead import (
     announcer,
 )
 from timespine.columnar.scan.prune import Pruner
+from timespine.columnar.scan.row_group_blocks import by_columns, constant_column, constants_of, group_blocks, table_of
 from timespine.columnar.scan.scan_request import ScanRequest, clip, filter_rows
 from timespine.columnar.scan.visibility import apply_visibility
-from timespine.columnar.schema.schema import DIFF, Schema, time_names
+from timespine.columnar.schema.schema import Schema, time_names
 from timespine.config import Config
 from timespine.core.batch import Part, Run
 from timespine.core.read_plan import apply_parent_bounds
 from timespine.errors import CorruptionError
 from timespine.location.blob import Blob
 from timespine.pool import outcome
-
-BLOCK_GROUPS = 8
-"""Row groups that are fetched together."""
 
 BLOCKS_AHEAD = 2
 """Blocks that are fetched from a remote place while one is decoded."""
@@ -57,9 +52,6 @@ DEPTH_MAX = 64
 
 CHECKED_TOGETHER = 64
 """Footers that one thread compares with their hashes."""
-
-CONSTANTS_MAX = 64
-"""Columns of one value that a process keeps, of as many rows as a row group has."""
 
 ROW_BYTES = 64
 """What a row takes in memory, when nothing is known of it yet."""
@@ -189,7 +181,7 @@ class Parts:
                 group: [name for name in pruner.written_columns if (reader.key, group, name) not in kept]
                 for group in pruner.groups(reader)
             }
-            for columns, groups in _together(missing):
+            for columns, groups in by_columns(missing):
                 announce_groups(self.blob, reader, groups, columns)
 
     def leaves(self, parts: Iterable[Part], depth: int = 0) -> Iterator[Part]:
@@ -264,13 +256,17 @@ class Parts:
         columns = pruner.written_columns
         gathered: list[pa.Table] = []
         size = 0
-        blocks = list(_blocks(groups, reader, chunk_bytes))
-        by_pages = pruner.may_read_pages(reader, groups) and announcer(self.blob) is None
-        for place, block in enumerate(blocks):
-            for coming in blocks[place + 1 : place + 1 + BLOCKS_AHEAD]:
+        cut = list(group_blocks(groups, reader, chunk_bytes))
+        is_local = announcer(self.blob) is None
+        by_pages = is_local and pruner.may_read_pages(reader, groups)
+        keys_first = is_local and pruner.may_read_keys_first
+        for place, block in enumerate(cut):
+            for coming in cut[place + 1 : place + 1 + BLOCKS_AHEAD]:
                 announce_groups(self.blob, reader, coming, columns)
             if by_pages:
                 tables = [table for group in block for table in self._near_pages(reader, group, pruner, request.hint)]
+            elif keys_first:
+                tables, keys_first = self._near_keys(reader, block, pruner, request.hint)
             else:
                 tables = pruner.near_keys(reader, self._read(reader, block, columns, request.hint))
             gathered.extend(tables)
@@ -369,7 +365,7 @@ class Parts:
         whole when other pages of it are wanted for the second time, so that the next readers find all of it decoded.
         """
         columns, filters = pruner.written_columns, pruner.filter_columns
-        same = _constants(reader, group, columns)
+        same = constants_of(reader, group, columns)
         rest = tuple(name for name in columns if name not in filters and name not in same)
         if not rest or (reader.key, group, rest[0]) in self.cache:
             return pruner.near_keys(reader, self._read(reader, (group,), columns, hint))
@@ -388,9 +384,29 @@ class Parts:
         found = {name: column.slice(start, stop - start) for name, column in found.items()}
         found |= {name: filtered.column(name).slice(start, stop - start) for name in filters}
         found |= {name: read.column(name) for name in rest}
-        written = reader.schema.update_arrow
-        arrays, fields = [found[name] for name in columns], [written.field(name) for name in columns]
-        return [pa.Table.from_arrays(arrays, schema=pa.schema(fields))]
+        return [table_of(reader, columns, found)]
+
+    def _near_keys(
+        self, reader: PartReader, block: tuple[int, ...], pruner: Pruner, hint: CacheHint
+    ) -> tuple[list[pa.Table], bool]:
+        """Return the rows of some row groups that may have one of the keys, and whether a row group has none.
+
+        The columns of the filter are read first, and the others of row groups with such a row. Where each row group has
+        one, to look at them first saves nothing, and the caller reads the next block whole.
+        """
+        columns, filters = pruner.written_columns, pruner.filter_columns
+        rest = tuple(name for name in columns if name not in filters)
+        hits = {}
+        for group, table in zip(block, self._read(reader, block, filters, hint), strict=True):
+            start, stop = pruner.rows_to_read(reader, table)
+            if start < stop:
+                hits[group] = table
+        others = self._read(reader, tuple(hits), rest, hint) if hits else []
+        tables = [
+            table_of(reader, columns, {name: table.column(name) for table in pair for name in table.column_names})
+            for pair in zip(hits.values(), others, strict=True)
+        ]
+        return pruner.near_keys(reader, tables), len(hits) < len(block)
 
     def _is_first_look(self, reader: PartReader, group: int, pages: range) -> bool:
         """Tell whether no other pages of a row group were read since it was last read whole, and note these."""
@@ -431,12 +447,14 @@ class Parts:
                 wanted.setdefault(group, []).append(name)
             found: dict[tuple[int, str], pa.ChunkedArray] = {}
             with self._counted():
-                for names, inside in _together(wanted):
+                for names, inside in by_columns(wanted):
                     for group, table in zip(inside, reader.read_each(inside, names), strict=True):
                         found |= {(group, name): table.column(name) for name in names}
             return [(found[places[key]], found[places[key]].nbytes) for key in missing]
 
-        same = {(group, name): value for group in groups for name, value in _constants(reader, group, columns).items()}
+        same = {
+            (group, name): value for group in groups for name, value in constants_of(reader, group, columns).items()
+        }
         places: dict[Hashable, tuple[int, str]] = {
             (reader.key, group, name): (group, name)
             for group in groups
@@ -470,37 +488,6 @@ def _fetcher(blob: Blob, key: str) -> Callable[[int, int], bytes | None]:
         return blob.get_range(key, start, stop)
 
     return fetch
-
-
-def _constants(reader: PartReader, group: int, columns: Sequence[str]) -> dict[str, int]:
-    """Return the times and diffs that are the same in all rows of a row group."""
-    names = [name for name in (*reader.schema.time_names, DIFF) if name in columns]
-    return {name: value for name in names if (value := reader.constant(group, name)) is not None}
-
-
-@functools.lru_cache(CONSTANTS_MAX)
-def constant_column(value: int, rows: int) -> pa.ChunkedArray:
-    """Return a column that has one value in all rows. Many row groups share it."""
-    return pa.chunked_array([pa.array(np.full(rows, value, dtype=np.int64))])
-
-
-def _together(wanted: Mapping[int, Sequence[str]]) -> Iterable[tuple[tuple[str, ...], list[int]]]:
-    """Put row groups of which the same columns are wanted together; those of which none are wanted are left out."""
-    found: dict[tuple[str, ...], list[int]] = {}
-    for group, names in wanted.items():
-        if names:
-            found.setdefault(tuple(names), []).append(group)
-    return found.items()
-
-
-def _blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
-    """Yield the row groups that are fetched together."""
-    largest = max((reader.group_bytes(group) for group in groups), default=1)
-    size = BLOCK_GROUPS
-    while size > 1 and size * largest > chunk_bytes:
-        size //= 2
-    for _, block in groupby(groups, key=lambda group: group // size):
-        yield tuple(block)
 
 
 def meta_of(part: Part) -> PartMeta | None:

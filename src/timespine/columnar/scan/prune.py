@@ -163,6 +163,12 @@ class Pruner:
             return False
         return len(groups) <= PAGED_GROUPS or (request.keys is not None and len(request.keys) <= FEW)
 
+    @cached_property
+    def may_read_keys_first(self) -> bool:
+        """Tell whether row groups are asked for by keys and have other columns: without a key, these need no read."""
+        request = self._wanted
+        return request.keys is not None and self._written == request.schema and len(request.read) > len(self._filtered)
+
     def rows_to_read(self, reader: PartReader, filtered: pa.Table) -> tuple[int, int]:
         """Return the range of rows of a row group that has all those that are asked for, by the columns of the
         filter."""

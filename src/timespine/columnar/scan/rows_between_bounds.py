@@ -26,7 +26,7 @@ SMALL_PIECE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Rows between two bounds."""
 
     lower: bytes
@@ -40,7 +40,7 @@ class Span:
 class RowEstimate:
     """The estimated rows of spans between the keys at which they begin, within a range of keys."""
 
-    def __init__(self, spans: Sequence[Span], lower: bytes | None, upper: bytes | None) -> None:
+    def __init__(self, spans: Sequence[RowSpan], lower: bytes | None, upper: bytes | None) -> None:
         self._spans = spans
         self._keys = sorted(
             {
@@ -108,7 +108,7 @@ class RowEstimate:
         """Return a key as the numerator of a fraction; all of them have the same denominator."""
         return int.from_bytes(key[: self._width].ljust(self._width, b"\0"), "big")
 
-    def _gaps_of(self, span: Span) -> tuple[int, int]:
+    def _gaps_of(self, span: RowSpan) -> tuple[int, int]:
         """Return the places of the first and the last gap between knots where a span has rows."""
         first = bisect_right(self._knots, span.lower)
         return first, max(first, bisect_left(self._knots, span.upper))

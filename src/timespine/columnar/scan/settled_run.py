@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from timespine.columnar.parts.part_cache import CacheHint
 from timespine.columnar.scan.fetch_ahead import announce_groups
-from timespine.columnar.scan.part_access import Parts, ScanStats, constant_column
+from timespine.columnar.scan.part_access import Parts, ScanStats
+from timespine.columnar.scan.row_group_blocks import constant_column
 from timespine.columnar.scan.scan import parts_readable_as_is
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import DIFF

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from timespine.columnar.kernels.key_encoding import NULL, leading, recode
 from timespine.columnar.scan.fetch_ahead import announcer
 from timespine.columnar.scan.part_access import Parts, meta_of
-from timespine.columnar.scan.rows_between_bounds import RowEstimate, Span
+from timespine.columnar.scan.rows_between_bounds import RowEstimate, RowSpan
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.core.batch import Part, Run
 
@@ -70,7 +70,7 @@ def _cut_by_bounds(parts: Parts, runs: Sequence[_RunCuts], request: ScanRequest,
     `CROWDED_PIECES` pieces lie between two bounds, one of the parts there. If more than `OPENED_PARTS` parts would be
     opened, pieces stay larger than wanted. Then there are about as many pieces of that size.
     """
-    known: list[tuple[_RunCuts, Part, Span]] = []
+    known: list[tuple[_RunCuts, Part, RowSpan]] = []
     unknown: list[tuple[_RunCuts, Part]] = []
     for run in runs:
         for part in run.inside if run.is_cut else ():
@@ -130,7 +130,7 @@ class _RunCuts:
                 if _is_inside(lower, self._request):
                     yield lower, rows
 
-    def span(self, part: Part) -> Span | None:
+    def span(self, part: Part) -> RowSpan | None:
         """Return the bounds of a part that the state has; None if it has none."""
         meta = meta_of(part)
         if meta is None:
@@ -144,9 +144,9 @@ class _RunCuts:
                 return None
             lower = NULL if range.nulls else self._recode(range.lower)
             upper = NULL if range.nulls == part.rows else self._recode(range.upper)
-        return None if lower is None or upper is None else Span(lower, upper, part.rows)
+        return None if lower is None or upper is None else RowSpan(lower, upper, part.rows)
 
-    def group_spans(self, part: Part) -> list[Span]:
+    def group_spans(self, part: Part) -> list[RowSpan]:
         """Return the bounds of the row groups of a part: each ends where the next one begins."""
         groups = list(self._groups(part))
         if not groups:
@@ -157,7 +157,7 @@ class _RunCuts:
         uppers = [*(lower for lower, _ in groups[1:]), end]
         is_ascending = all(lower <= upper for (lower, _), upper in zip(groups, uppers, strict=True))
         return [
-            Span(lower, upper if is_ascending else end, rows)
+            RowSpan(lower, upper if is_ascending else end, rows)
             for (lower, rows), upper in zip(groups, uppers, strict=True)
         ]
 
