@@ -27,7 +27,7 @@ from timespine.columnar.scan.fetch_ahead import (
     announcer,
 )
 from timespine.columnar.scan.prune import Pruner
-from timespine.columnar.scan.row_group_blocks import by_columns, constant_column, constants_of, group_blocks, table_of
+from timespine.columnar.scan.row_group_blocks import by_columns, constant_column, constants_of, cut_groups, table_of
 from timespine.columnar.scan.scan_request import ScanRequest, clip, filter_rows
 from timespine.columnar.scan.visibility import apply_visibility
 from timespine.columnar.schema.schema import Schema, time_names
@@ -256,7 +256,7 @@ class Parts:
         columns = pruner.written_columns
         gathered: list[pa.Table] = []
         size = 0
-        cut = list(group_blocks(groups, reader, chunk_bytes))
+        cut = list(cut_groups(groups, reader, chunk_bytes))
         is_local = announcer(self.blob) is None
         by_pages = is_local and pruner.may_read_pages(reader, groups)
         keys_first = is_local and pruner.may_read_keys_first

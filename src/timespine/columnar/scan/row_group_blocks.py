@@ -44,7 +44,7 @@ def by_columns(wanted: Mapping[int, Sequence[str]]) -> Iterable[tuple[tuple[str,
     return found.items()
 
 
-def group_blocks(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
+def cut_groups(groups: list[int], reader: PartReader, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
     """Yield the row groups that are fetched together."""
     largest = max((reader.group_bytes(group) for group in groups), default=1)
     size = BLOCK_GROUPS
