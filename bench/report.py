@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import figures
+from bench.aims import aims
 from bench.figures import TABLE_FORMAT, Entry, Ratio, Report, shown
 from bench.works import WORKS
 
@@ -67,21 +68,35 @@ def fill(file: Path, report: Report) -> None:
 
 
 def summary(report: Report) -> str:
-    """One screen: the headlines of every work, ours and the best peer, with the losing ratios in bold."""
+    """One screen: the headlines of every work, ours, the best peer and the best table format; then what has an aim.
+
+    Losing ratios and missed aims are bold.
+    """
     sizes = " with quick sizes, not for comparison" if report["quick"] else ""
     lines = [f"Measured {report['when']} on {report['machine'].get('cores', '?')} cores{sizes}.", ""]
-    lines += ["| work | we | best peer | ratio |", "| --- | ---: | ---: | ---: |"]
+    lines += ["| work | we | best peer | ratio | best table format | ratio |", "| --- |" + " ---: |" * 5]
     for entry in report["works"]:
         for metric in WORKS[entry["work"]].headlines:
-            ours, best = figures.figure(entry, figures.OURS, metric), figures.ratio(report, entry, metric)
+            ours = figures.figure(entry, figures.OURS, metric) if figures.OURS in entry["results"] else None
+            best = figures.ratio(report, entry, metric)
             if ours is None or best is None:
                 continue
-            theirs = figures.figure(entry, best.peer, metric)
-            assert theirs is not None
-            peer = f"{shown(theirs.median, theirs.unit)} {best.peer}"
-            ratio = f"**{best.value:.2f}**" if best.value > 1 else f"{best.value:.2f}"
-            lines.append(f"| {figures.name(entry)}: {metric} | {shown(ours.median, ours.unit)} | {peer} | {ratio} |")
+            peers = " | ".join(
+                _beside(entry, metric, each) for each in (best, figures.ratio(report, entry, metric, TABLE_FORMAT))
+            )
+            lines.append(f"| {figures.name(entry)}: {metric} | {shown(ours.median, ours.unit)} | {peers} |")
+    if table := list(aims(report)):
+        lines += ["", "What has an aim:", "", *table]
     return "\n".join(lines) + "\n"
+
+
+def _beside(entry: Entry, metric: str, best: Ratio | None) -> str:
+    """Return the figure of a peer and ours divided by it as two cells."""
+    theirs = None if best is None else figures.figure(entry, best.peer, metric)
+    if best is None or theirs is None:
+        return "- | -"
+    ratio = f"**{best.value:.2f}**" if best.value > 1 else f"{best.value:.2f}"
+    return f"{shown(theirs.median, theirs.unit)} {best.peer} | {ratio}"
 
 
 def put_between(file: Path, begin: str, end: str, figures: str) -> None:

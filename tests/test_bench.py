@@ -27,6 +27,7 @@ from bench import (
     views,
 )
 from bench.__main__ import main
+from bench.aims import AIMS, aims
 from bench.harness import About, Kept, Plan, measure
 from bench.works import WORKS
 from bench.works.work import Case
@@ -116,6 +117,30 @@ def test_the_ratio_is_ours_by_the_fastest_peer_also_when_it_loses() -> None:
     assert figures.ratio(made, entry, "commit") == figures.Ratio("fast", 3.0)
     assert figures.ratio(made, entry, "commit", figures.TABLE_FORMAT) == figures.Ratio("slow", 0.25)
     assert "ours / best peer: 3.00 (fast)" in "\n".join(report.text(made, entry))
+
+
+def test_aims_stand_below_the_first_table_as_times_and_ratios_with_misses_in_bold() -> None:
+    made, entry = _made_up()
+    assert list(aims(made)) == [
+        "| work | we | compared with | at most | reached |",
+        "| --- | ---: | ---: | ---: | --- |",
+        "| commit-1: commit | **3.00 s** | | 1 ms | **no** |",
+    ]
+    entry["work"] = "commit-10k"
+    (*_, row) = aims(made)
+    assert row == "| commit-10k: commit | 3.00 s | **1.00 s fast = 3.00x** | 1x | **no** |"
+    entry["results"]["fast"]["values"]["commit"] = [4.0]
+    (*_, row) = aims(made)
+    assert row == "| commit-10k: commit | 3.00 s | 4.00 s fast = 0.75x | 1x | yes |"
+    page = report.summary(made)
+    assert page.index("best table format") < page.index("What has an aim")
+    entry["work"] = "consolidate"
+    assert list(aims(made)) == []
+
+
+def test_every_aim_is_of_a_work_that_there_is() -> None:
+    for aim in AIMS:
+        assert aim.case in {case.label for case in WORKS[aim.work].cases}, aim
 
 
 def test_a_page_without_marks_is_refused_and_one_with_them_keeps_the_rest(tmp_path: Path) -> None:
