@@ -251,20 +251,6 @@ def with_renamed(id: str, old: str, new: str, names: Names) -> Names | None:
     return msgspec.structs.replace(names, entries=entries)
 
 
-def with_dropped(id: str, name: str, force: bool, names: Names) -> Names | None:
-    """Remove a collection whose data still exists; its name stays blocked."""
-    known = names.entries.get(name)
-    if known is None or known.id != id:
-        return None
-    return msgspec.structs.replace(
-        names,
-        entries={each: entry for each, entry in names.entries.items() if each != name},
-        dropped=(*names.dropped, id),
-        tombstones={**names.tombstones, name: id},
-        forced=(*names.forced, id) if force else names.forced,
-    )
-
-
 def with_undone_create(id: str, name: str, names: Names) -> Names | None:
     """Remove a collection that no caller has seen: its name becomes free.
 
@@ -333,24 +319,6 @@ def entry_by_id(id: str, names: Names) -> tuple[str, CatalogEntry]:
     return found
 
 
-def with_purged(id: str, names: Names) -> Names | None:
-    """Remove a dropped collection that has no data left."""
-    if id not in names.dropped:
-        return None
-    left = tuple(each for each in names.dropped if each != id)
-    dropped_ms = {each: at_ms for each, at_ms in names.dropped_ms.items() if each != id}
-    forced = tuple(each for each in names.forced if each != id)
-    purged = {**names.purged, id: 0}  # the time is that of the change
-    return msgspec.structs.replace(names, dropped=left, dropped_ms=dropped_ms, forced=forced, purged=purged)
-
-
-def with_forgotten(id: str, names: Names) -> Names | None:
-    """Remove a purged collection whose log is gone."""
-    if id not in names.purged:
-        return None
-    return msgspec.structs.replace(names, purged={each: ms for each, ms in names.purged.items() if each != id})
-
-
 class Catalog:
     """The reader and writer of the catalog of a store."""
 
@@ -360,6 +328,8 @@ class Catalog:
         self._read_only = read_only
         self._known: Names | None = None
         """The newest catalog that was read or stored, so that each is decoded once."""
+        self.check_droppable: Callable[[Names, Names], None] = lambda before, after: None
+        """Raises CollectionInUse if a change of names drops a collection that is held."""
 
     def read(self) -> Names:
         """Read the newest catalog."""
@@ -401,11 +371,10 @@ class Catalog:
                 return known, False
             if not replace:
                 check_not_blocked(names, name)
-            if self._store(
-                change,
-                _with_name(names, name, entry),
-                ((entry.id, None, encode_state(first_state(entry.id, arity, schema))),),
-            ):
+            changed = _with_name(names, name, entry)
+            self.check_droppable(names, changed)
+            first = encode_state(first_state(entry.id, arity, schema))
+            if self._store(change, changed, ((entry.id, None, first),)):
                 return entry, True
         raise Determinate(f"collection {name} could not be created: other processes keep changing the catalog")
 
@@ -413,7 +382,9 @@ class Catalog:
         self, creates: Sequence[tuple[str, CatalogEntry, bool]], reserved: Collection[str] = ()
     ) -> ExtraWrites:
         """Make the catalog entry that names new collections, for the commit that creates them; check reservations."""
-        names = with_created(creates, reserved, self.read())
+        before = self.read()
+        names = with_created(creates, reserved, before)
+        self.check_droppable(before, names)
         _check_ids(names)
         return ((LOG, names.seqno, encode_catalog(stamped(names, self._driver.now_ms()))),)
 
@@ -453,6 +424,7 @@ class Catalog:
             changed = what(names)
             if changed is None:
                 return in_doubt
+            self.check_droppable(names, changed)
             stored = self._store(change, changed, frees_space=frees_space)
             if stored:
                 return True

@@ -1,0 +1,78 @@
+"""A collection that a view reads is not dropped, also if the view is created while another process drops it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import timespine as ts
+
+SHAPE = {"key": {"k": "int64"}, "value": {"v": "int64"}, "timeline": "counter"}
+SQL = "SELECT v, count(*) AS n FROM a GROUP BY v"
+
+
+@pytest.fixture
+def stores(tmp_path):
+    """Two processes with one store, and a collection in it."""
+    with ts.open(tmp_path / "store") as one, ts.open(tmp_path / "store") as other:
+        one.create("a", **SHAPE).append([{"k": 1, "v": 2}])
+        yield one, other
+
+
+def still_refreshed(store, rows):
+    store.refresh()
+    assert store["seen"].snapshot().to_pylist() == rows
+
+
+def test_a_transaction_replaces_no_collection_that_a_view_reads_since_it_began(stores):
+    one, other = stores
+
+    def replace():
+        with one.transaction() as tx:
+            tx.append(tx.create("a", replace=True, **SHAPE), [{"k": 1, "v": 3}])
+            other.view("seen", sql=SQL)
+
+    with pytest.raises(ts.CollectionInUse, match="read by view seen"):
+        replace()
+    assert one["a"].snapshot().to_pylist() == [{"k": 1, "v": 2}]
+    still_refreshed(one, [{"v": 2, "n": 1}])
+
+
+@pytest.mark.parametrize("how", ["drop", "create", "load"])
+def test_a_view_created_between_the_look_at_holds_and_the_commit_keeps_its_input(stores, how, monkeypatch, tmp_path):
+    one, other = stores
+    pq.write_table(pa.table({"k": [1], "v": [3]}), tmp_path / "rows.parquet")
+    catalog = one._catalog
+    look, store = catalog.check_droppable, catalog._store
+    looked = []
+
+    def watched(before, after):
+        look(before, after)
+        if set(after.dropped) - set(before.dropped):
+            looked.append(after)
+
+    def store_later(change, names, *rest, **options):
+        if len(looked) == 1 and "seen" not in other.views():
+            other.view("seen", sql=SQL)
+        return store(change, names, *rest, **options)
+
+    monkeypatch.setattr(catalog, "check_droppable", watched)
+    monkeypatch.setattr(catalog, "_store", store_later)
+    calls = {
+        "drop": lambda: one.drop("a"),
+        "create": lambda: one.create("a", replace=True, **SHAPE),
+        "load": lambda: one.load("a", tmp_path / "rows.parquet", key=["k"], replace=True, timeline="counter"),
+    }
+    with pytest.raises(ts.CollectionInUse, match="read by view seen"):
+        calls[how]()
+    assert looked  # the first look found no view
+    still_refreshed(other, [{"v": 2, "n": 1}])
+    assert sorted(one.names()) == ["a", "seen"]
+
+
+def test_a_forced_drop_takes_the_input_of_a_view(stores):
+    one, _ = stores
+    one.view("seen", sql=SQL)
+    assert one.drop("a", force=True)
+    assert one.names() == ["seen"]
