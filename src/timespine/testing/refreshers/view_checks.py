@@ -259,7 +259,10 @@ class ViewChecks:
     # Answers.
 
     def check_refreshed(self, call: UserCall, names: dict[str, str], told: dict[str, int]) -> None:
-        """Check what a refresh reported: each view is there, and no further behind than all inputs were."""
+        """Check what a refresh reported: each view is there, and no further behind than all inputs were.
+
+        A view that lost an input by force stays where it is.
+        """
         world = self.world
         found = {name: self.views[names[name]] for name in told if names.get(name) in self.views}
         if len(found) < len(told):
@@ -270,7 +273,7 @@ class ViewChecks:
             if max(last_time(state) for state in states) < time:
                 world.violate(f"{call} reported {name} as of {time}, where it never was")
             reached = self._reached(call, [each for each in found.values() if each.timeline == view.timeline])
-            if time < reached:
+            if time < reached and self.forced.isdisjoint(view.inputs):
                 world.violate(f"{call} left {name} at {time}, though the inputs were complete at {reached}")
 
     def _reached(self, call: UserCall, views: list[KnownView]) -> int:
