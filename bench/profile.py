@@ -35,9 +35,6 @@ from timespine.columnar.scan import parallel_scan
 from timespine.pool import Pool, PoolTask
 
 BEGIN, END = "<!-- profile: begin -->", "<!-- profile: end -->"
-ROUNDS = 2
-"""Passes without the profiler, and as many with it."""
-
 PER_THREAD = sys.version_info < (3, 12)
 """Whether each thread can have a profiler of its own. Later ones note the calls of all threads."""
 
@@ -114,7 +111,7 @@ def _profile(work: Work, tables: Tables, overhead_s: float) -> Found | None:
         _run(calls)
         elapsed: list[float] = []
         spent: list[Counter[str]] = []
-        for _ in range(ROUNDS):
+        for _ in range(work.rounds):
             calls = next(passes)
             elapsed.append(_run(calls) / sum(map(len, calls)))
             calls = next(passes)

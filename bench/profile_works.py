@@ -1,16 +1,19 @@
 """What `bench.profile` profiles: each work yields, pass after pass, the calls that every thread makes.
 
-What stands between two passes is not measured: new collections, new rows, empty caches. The first pass warms up.
+What stands between two passes is not measured: new collections, new rows, empty caches. The first pass warms up. Works
+that stand for a figure of the bench do what it measures: the same rows, the same configuration, and as much that is
+cached (`bench.works`).
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 import timespine as ts
-from bench.ours import KEY, VALUE
+from bench.ours import KEY, VALUE, Ours
 from bench.rows import rows, sample
-from bench.works.kernels import RUNS, overlapping_run
+from bench.works.kernels import RUNS, SMALL, Compact, overlapping_run
 from bench.works.tables import upsert_rows
 
 Call = Callable[[], object]
@@ -29,6 +32,9 @@ Pass = list[list[Call]]
 
 RANGE = 1_000
 UPSERT = 10_000
+UPSERTED = 1_000_000
+"""Rows of the table of small upserts, at most, as in the bench."""
+
 TENTH = 10
 THREADS = 8
 
@@ -39,8 +45,8 @@ class Sizes:
 
     rows: int = 10_000_000
     """Rows of the table that is read and updated."""
-    run_rows: int = 100_000
-    """Updates of each of the 16 runs that are merged."""
+    run_rows: int = 1_000_000
+    """Updates of each of the 16 runs that are merged, as in the bench."""
     lookups: int = 50
     """Rows looked up in one pass, and fresh handles that look up their first are a fifth."""
     appends: int = 300
@@ -63,7 +69,7 @@ def quick_sizes(sizes: Sizes) -> Sizes:
 
 
 class Tables:
-    """A store, and the table that most works read: loaded at once, and later with a tenth of its rows updated."""
+    """A store, and the table that most works read: loaded at once, and later with one upsert of a tenth of its rows."""
 
     def __init__(self, store: ts.Store, sizes: Sizes) -> None:
         self.store, self.sizes = store, sizes
@@ -82,7 +88,7 @@ class Tables:
         return self.store.create(f"made{self._made}", key=KEY, value=VALUE, timeline="counter")
 
     def updated(self) -> Any:
-        """Return the table after an upsert of a tenth of its rows, which happens once."""
+        """Return the table after one upsert of a tenth as many rows as it has, one of ten of them new."""
         _ = self.update
         return self.items
 
@@ -90,7 +96,7 @@ class Tables:
     def update(self) -> tuple[int, int]:
         """The last time before that upsert, and its own."""
         ((upper,),) = self.items.upper
-        done = self.items.upsert(rows(sample(self.sizes.rows // TENTH, self.sizes.rows, 3), 1))
+        done = self.items.upsert(upsert_rows({"base": self.sizes.rows, "upsert": self.sizes.rows // TENTH}))
         return upper - 1, done.time
 
     def forget(self) -> None:
@@ -106,20 +112,38 @@ class Work:
     """What one call does."""
     passes: Callable[[Tables], Iterator[Pass]]
     """Yields the calls of one pass after another, without end."""
+    rounds: int = 2
+    """Passes without the profiler, and as many with it, after the one that warms up."""
 
 
 def settled(tables: Tables) -> Iterator[Pass]:
-    """Read all rows of a table that was loaded at once."""
+    """Read all rows of a table that was loaded at once, with nothing cached."""
+    return _first_reads(tables, tables.items)
+
+
+def settled_again(tables: Tables) -> Iterator[Pass]:
+    """Read them once more, with what the read before has cached."""
+    return _next_reads(tables, tables.items)
+
+
+def _first_reads(tables: Tables, items: Any) -> Iterator[Pass]:
     while True:
         tables.forget()
-        yield [[lambda: tables.items.snapshot().to_arrow()]]
+        yield [[lambda: items.snapshot().to_arrow()]]
+
+
+def _next_reads(tables: Tables, items: Any) -> Iterator[Pass]:
+    tables.forget()  # the pass that warms up is a first read
+    while True:
+        yield [[lambda: items.snapshot().to_arrow()]]
 
 
 def ranges(tables: Tables) -> Iterator[Pass]:
-    """Read a thousand rows by their keys, a few times."""
+    """Read a thousand rows by their keys, a few times, by a handle that has read some before."""
     lows = _keys(tables, tables.sizes.lookups // 2, tables.sizes.rows - RANGE, 2)
     while True:
         tables.forget()
+        _range(tables.items, 0)
         yield [[lambda low=low: _range(tables.items, low) for low in next(lows)]]
 
 
@@ -128,10 +152,11 @@ def _range(items: Any, low: int) -> pa.Table:
 
 
 def lookup(tables: Tables) -> Iterator[Pass]:
-    """Look up rows by their keys, each in another row group if there are enough."""
+    """Look up rows by their keys, each in another row group if there are enough, by a handle that looked one up."""
     keys = _keys(tables, tables.sizes.lookups, tables.sizes.rows, 11)
     while True:
         tables.forget()
+        tables.items.lookup({"id": 0})
         yield [[lambda key=key: tables.items.lookup({"id": key}) for key in next(keys)]]
 
 
@@ -202,24 +227,54 @@ def unmaintained(tables: Tables) -> Iterator[Pass]:
 
 
 def merge(tables: Tables) -> Iterator[Pass]:
-    """Merge runs that overlap everywhere into one that has no history."""
-    while True:
-        collection = tables.new()
-        for number in range(RUNS):
-            collection.append(overlapping_run(number, tables.sizes.run_rows))
-        ((upper,),) = collection.upper
-        collection.expire(before=upper - 1)
-        yield [[lambda collection=collection: collection.compact(wait=True)]]
+    """Open a store of runs that overlap everywhere, and merge them into one without history, told to use some memory.
+
+    Each pass merges a copy of the same store. The pass that warms up merges smaller runs, as the bench does.
+    """
+    memory_mb = Compact.cases[0].full["memory_mb"]
+    with tempfile.TemporaryDirectory(dir=Path(tables.store.location).parent) as place:
+        small, large, copy = (Ours(Path(place) / name) for name in ("small", "large", "copy"))
+        small.write_runs(overlapping_run(number, max(tables.sizes.run_rows // SMALL, 100)) for number in range(RUNS))
+        yield [[lambda: small.merge_runs(memory_mb)]]
+        large.write_runs(overlapping_run(number, tables.sizes.run_rows) for number in range(RUNS))
+        while True:
+            shutil.copytree(large.folder, copy.folder)
+            yield [[lambda: copy.merge_runs(memory_mb)]]
+            shutil.rmtree(copy.folder)
 
 
 def upsert(tables: Tables) -> Iterator[Pass]:
-    """Upsert 10,000 rows that are scattered over the table."""
-    version = 2
-    while True:
-        given = rows(sample(min(UPSERT, tables.sizes.rows), tables.sizes.rows, version), version)
-        tables.forget()
-        yield [[lambda given=given: tables.items.upsert(given)]]
-        version += 1
+    """Upsert 10,000 rows that are scattered over a table, by a store that stays open and has upserted before."""
+    with _upserted(tables) as (_, each):
+        while True:
+            yield [[next(each)]]
+
+
+def upsert_cold(tables: Tables) -> Iterator[Pass]:
+    """Upsert them with nothing cached."""
+    with _upserted(tables) as (store, each):
+        while True:
+            store._cache.clear()
+            yield [[next(each)]]
+
+
+@contextmanager
+def _upserted(tables: Tables) -> Iterator[tuple[ts.Store, Iterator[Call]]]:
+    """Open a store with a table of a million rows at most; give upserts of it, one of ten rows new."""
+    count = min(UPSERTED, tables.sizes.rows)
+    size = {"base": count, "upsert": min(UPSERT, count // TENTH)}
+    with tempfile.TemporaryDirectory(dir=Path(tables.store.location).parent) as place:
+        with ts.open(place, maintenance=False) as store:
+            store.create("items", key=KEY, value=VALUE, timeline="counter").append(rows(np.arange(count)))
+        with ts.open(place, maintenance=False) as store:
+            items = store["items"]
+            _ = items.upper  # so does the bench when it opens a store
+
+            def upserts() -> Iterator[Call]:
+                for version in itertools.count(1):
+                    yield partial(items.upsert, upsert_rows(size, version))
+
+            yield store, upserts()
 
 
 def upsert_tenth(tables: Tables) -> Iterator[Pass]:
@@ -239,11 +294,13 @@ def upsert_tenth(tables: Tables) -> Iterator[Pass]:
 
 
 def updated(tables: Tables) -> Iterator[Pass]:
-    """Read all rows right after a tenth of them was upserted."""
-    items = tables.updated()
-    while True:
-        tables.forget()
-        yield [[lambda: items.snapshot().to_arrow()]]
+    """Read all rows right after a tenth of them was upserted, with nothing cached."""
+    return _first_reads(tables, tables.updated())
+
+
+def updated_again(tables: Tables) -> Iterator[Pass]:
+    """Read them once more, with the net changes and row groups that the read before has cached."""
+    return _next_reads(tables, tables.updated())
 
 
 def changes(tables: Tables) -> Iterator[Pass]:
@@ -255,12 +312,10 @@ def changes(tables: Tables) -> Iterator[Pass]:
 
 
 def compacted(tables: Tables) -> Iterator[Pass]:
-    """Read all rows of a compacted table that still has its history."""
+    """Read all rows of a compacted table that still has its history, with nothing cached."""
     items = tables.updated()
     items.compact(wait=True)
-    while True:
-        tables.forget()
-        yield [[lambda: items.snapshot().to_arrow()]]
+    return _first_reads(tables, items)
 
 
 def _keys(tables: Tables, count: int, below: int, salt: int) -> Iterator[list[int]]:
@@ -276,14 +331,17 @@ WORKS = {
     "threads": Work("commit of 100 rows, by 8 threads", threads),
     "small": Work("snapshot after 1,000 commits of 10 rows", small_commits),
     "open": Work("open and first row, after 10,000 commits without maintenance", unmaintained),
-    "merge": Work("merge of 16 overlapping runs", merge),
-    "settled": Work("whole read, settled", settled),
+    "merge": Work("merge of 16 overlapping runs of 1M updates, within 700 MB", merge, rounds=1),
+    "settled": Work("whole read, settled, first", settled),
+    "settled-again": Work("whole read, settled, again", settled_again),
+    "first": Work("point lookup, first of a handle", first_lookup),
+    "lookup": Work("point lookup, cold row groups", lookup),
     "range": Work("range lookup of 1,000 rows", ranges),
-    "lookup": Work("point lookup", lookup),
-    "first": Work("first lookup of a process", first_lookup),
-    "upsert": Work("upsert of 10,000 scattered rows", upsert),
+    "upsert": Work("upsert of 10,000 scattered rows in 1M, store open", upsert),
+    "upsert-cold": Work("upsert of 10,000 scattered rows in 1M, nothing cached", upsert_cold),
     "upsert-tenth": Work("upsert of a tenth of the rows, one of ten new", upsert_tenth),
-    "updated": Work("whole read after an upsert of a tenth", updated),
+    "updated": Work("whole read after an upsert of a tenth, first", updated),
+    "updated-again": Work("whole read after an upsert of a tenth, again", updated_again),
     "changes": Work("net changes of an upsert of a tenth", changes),
     "compacted": Work("whole read, compacted, history kept", compacted),
 }

@@ -20,14 +20,14 @@ from timespine.pool import Pool
 
 def test_every_work_runs_and_a_page_gets_a_row_for_each(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{profile.BEGIN}\nold\n{profile.END}\nafter\n")
+    page.write_text(f"before\n{profile.BEGIN}\nstale figures\n{profile.END}\nafter\n")
     before = parallel_scan.CORES_MAX, Pool.submit
     profile.main(["--quick", "--rows", "3000", "--dir", str(tmp_path), "--markdown", str(page)])
     assert (parallel_scan.CORES_MAX, Pool.submit) == before
     written = page.read_text()
     assert written.startswith("before\n")
     assert written.endswith("after\n")
-    assert "old" not in written
+    assert "stale figures" not in written
     head, _, *table = [line.split(" | ") for line in written.splitlines() if line.startswith("| ")]
     assert [each.strip(" |") for each in head] == ["work", "one call", *PARTS]
     expected = [work for name, work in profile.WORKS.items() if name != "threads" or profile.PER_THREAD]
