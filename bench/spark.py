@@ -2,6 +2,7 @@
 
 python -m bench.spark                             everything, full sizes
 python -m bench.spark compact sink --rows 1000000 --json FILE
+python -m bench.spark planning --rows 1000000     of a read of 10,000 parts
 python -m bench.spark --from FILE FILE --markdown docs/benchmarks.md     what was measured before with several sizes
 
 Each work runs in alternation with what it is compared with; what is printed is the median
@@ -33,6 +34,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 import timespine as ts
 from bench.report import put_between
 from bench.rows import COLUMNS, rows, sample
+from bench.spark_plans import AIM_S, PARTS, create_small_parts, parts_of, planning_s
 from bench.workers import Watch
 from timespine.config import DEFAULT, Config
 from timespine.spark import foreach_batch, merging_on
@@ -105,9 +107,7 @@ class Bench:
 
     def files(self, collection: Any) -> Any:
         """The parts of a collection as Spark reads them: every update, with its time and diff."""
-        parts = [part for run in collection.snapshot()._plan.runs for part in run.parts]
-        leaves = collection._handle.parts(collection._handle.state()).leaves(parts)
-        return self.spark.read.parquet(*(f"{self.folder}/store/blobs/{part.key}" for part in leaves))
+        return self.spark.read.parquet(*(f"{self.folder}/store/blobs/{part.key}" for part in parts_of(collection)))
 
 
 def compact(bench: Bench) -> None:
@@ -225,6 +225,18 @@ def _read(bench: Bench, items: Any, work: str) -> None:
         lambda: items.snapshot().to_spark(bench.spark).write.parquet(bench.emptied()),
         **{"native groupBy": lambda: grouped().write.parquet(bench.emptied())},
     )
+
+
+def planning(bench: Bench) -> None:
+    """Plan a read of very many parts by a store that was just opened: cut by rows, and with a slice for each part."""
+    folder = bench.emptied()
+    create_small_parts(Path(folder), bench.count)
+    for how, partitions in (("", None), (", a slice for each", PARTS)):
+        runs = {
+            OURS: lambda some=partitions: [planning_s(Path(folder), bench.spark, some)],
+            f"the aim, {AIM_S:.0f} s": lambda: [AIM_S],
+        }
+        bench.told(f"planning of {PARTS:,} parts{how}", runs)
 
 
 def write(bench: Bench) -> None:
@@ -426,7 +438,10 @@ def _seconds(run: Callable[[], Any]) -> list[float]:
     return [time.perf_counter() - began]
 
 
-WORKS = {each.__name__: each for each in (compact, bounded, snapshot, updated, expired, write, upsert, sink, source)}
+WORKS = {
+    each.__name__: each
+    for each in (compact, bounded, snapshot, updated, expired, planning, write, upsert, sink, source)
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
