@@ -75,11 +75,13 @@ def test_a_view_that_cannot_be_refreshed_names_verbs_and_options(store, tmp_path
     run("evolve", store, "a", "--drop", "v")
     (tmp_path / "more.json").write_text('{"k": 3}\n')
     run("append", store, "a", str(tmp_path / "more.json"), "--format", "json")
-    line = failure("view", "refresh", store, code=2)
+    line = failure("view", "refresh", store, "rows", code=2)
     assert "with `timespine view create --replace`, or add a column of that name and run `timespine view" in line
     run("drop", store, "a", "--force")
     left = "drop the view too, or write it without, with `timespine view create --replace`"
-    refreshed = json.loads(run("view", "refresh", store, "--output", "json").stdout)
+    failed = run("view", "refresh", store, "--output", "json", code=2)
+    assert json.loads(failed.stderr)["message"] == "not all views were refreshed: rows"
+    refreshed = json.loads(failed.stdout)
     assert refreshed["rows"]["error"].endswith(left)
     assert json.loads(run("view", "status", store, "rows", "--output", "json").stdout)["error"].endswith(left)
     assert left in run("view", "explain", store, "rows").output

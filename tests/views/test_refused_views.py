@@ -1,4 +1,4 @@
-"""Views that are refused or broken: names that are taken, orders with open ties, inputs that were dropped by force."""
+"""Views that are refused or broken: names that are taken, open ties, lost inputs, rows that make one fail."""
 
 import pytest
 from memory_store import MemoryStore
@@ -6,7 +6,9 @@ from test_views import SUMS, filled, rows
 
 import timespine as ts
 from timespine.client.catalog import create_in_transaction
+from timespine.columnar.schema.schema import DIFF
 from timespine.views import compute_changes, definition
+from timespine.views.refresh import refresh_one_view
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_a_view_whose_input_was_dropped_is_reported_and_does_not_hold_back_the_o
     assert (
         "view both is refreshed no more, since a, which it reads, was dropped; drop the view too" in done["both"].error
     )
-    assert done["above"].error == "view above is refreshed no more, since view sums is not"
+    assert done["above"].error == "view above was not refreshed, since view sums, which it reads, was not"
     assert (done["both"].time, store["both"].upper.time) == (0, 1)
     for fails in (lambda: store.refresh(["both", "sound"]), store.view("both").rebuild, store.view("both").verify):
         with pytest.raises(ts.UsageError, match="view both is refreshed no more"):
@@ -102,7 +104,69 @@ def test_a_view_with_stages_of_another_version_is_named_and_does_not_hold_back_t
     done = store.refresh()
     assert done["sums"].error.startswith("view sums: the stages of this view were made by another version")
     assert (done["sound"].error, done["sound"].changes, sound.verify().is_exact) == ("", 2, True)
-    assert "since view sums is not" in done["above"].error or done["above"].error.startswith("view above: the stages")
+    assert "since view sums, which" in done["above"].error or done["above"].error.startswith("view above: the stages")
     store.view("sums").rebuild()
     store.view("above").rebuild()
     assert [each.error for each in store.refresh().values()] == ["", "", ""]
+
+
+FAILING = {
+    "division": ("SELECT k, 10 / v AS q FROM a", [], "a division by zero"),
+    "key": ("SELECT v AS k FROM a", ["k"], "does not identify its rows"),
+    "count": ("SELECT k, max(k) AS m FROM b GROUP BY k", [], "rows with a negative count"),
+    "column": ("SELECT k, w FROM a", [], "column w of a was dropped"),
+}
+
+
+@pytest.mark.parametrize("case", list(FAILING))
+def test_a_view_that_fails_does_not_hold_back_the_others_of_a_refresh_of_all(place, case):
+    sql, key, why = FAILING[case]
+    store = filled(place)
+    store["a"].upsert([{"k": 0, "g": 0, "v": 8}])
+    store["a"].evolve(add={"w": "int64"})
+    store.create("b", value={"k": "int64"}, timeline="counter")
+    store["b"].append([{"k": 1}], at=1)
+    fails = store.view("fails", sql=sql, key=key)
+    above = store.view("above", sql="SELECT k, count(*) AS n FROM fails GROUP BY k")
+    sums = store.view("sums", sql=SUMS)
+    if case == "column":
+        store["a"].evolve(drop=["w"])
+    store["a"].append([{"k": 9, "g": 1, "v": 0}, {"k": 10, "g": 1, "v": 1}])
+    store["b"].append([{"k": 1, DIFF: -2}], at=2)
+    done = store.refresh()
+    assert why in done["fails"].error
+    assert done["above"].error == "view above was not refreshed, since view fails, which it reads, was not"
+    assert (done["sums"].time, done["sums"].error, sums.verify().is_exact) == (2, "", True)
+    assert (done["fails"].time, done["fails"].engine, done["above"].time) == (1, "none", 1)
+    assert (fails.upper.time, above.upper.time) == (2, 2)
+    for refuses in (fails.refresh, lambda: store.refresh(["sums", "fails"])):
+        with pytest.raises(ts.UsageError, match=why):
+            refuses()
+    if case in ("division", "key"):  # and it comes back with what it missed
+        store["a"].upsert([{"k": 9, "g": 1, "v": 20}, {"k": 10, "g": 1, "v": 21}])
+        store["b"].seal(4)
+        assert [(each.time, each.error) for each in store.refresh().values()] == [(3, "")] * 3
+        assert fails.verify().is_exact
+        assert above.verify().is_exact
+
+
+def test_an_error_of_python_leaves_out_one_view_and_an_error_of_storage_all(place, monkeypatch):
+    store = filled(place)
+    store.view("bad", sql="SELECT k FROM a")
+    store.view("sums", sql=SUMS)
+    real = refresh_one_view.Carrier.compute
+
+    def compute(self, work, time, fresh):
+        if work.name == "bad":
+            raise wrong
+        real(self, work, time, fresh)
+
+    monkeypatch.setattr(refresh_one_view.Carrier, "compute", compute)
+    store["a"].append([{"k": 9, "g": 1, "v": 0}])
+    for wrong in (ts.Determinate("away"), ts.StoreClosed("closed"), OSError("no disk"), AssertionError("a bug")):
+        with pytest.raises(type(wrong)):
+            store.refresh()
+    wrong = ZeroDivisionError("in a function")
+    done = store.refresh()
+    assert done["bad"].error == "view bad: ZeroDivisionError: in a function"
+    assert (done["sums"].changes, done["sums"].error) == (2, "")

@@ -91,7 +91,7 @@ def refresh_verb(
     through: Annotated[str | None, typer.Option("--through", metavar="TIME", help="Up to this time.")] = None,
     output: OutputOption = None,
 ) -> None:
-    """Refresh views to one time of their inputs, by one commit.
+    """Refresh views to one time of their inputs, by one commit; exit with 2 if some of all views could not be.
 
     \b
     Example:
@@ -103,6 +103,9 @@ def refresh_verb(
     lines = [_refreshed_line(name, each) for name, each in done.items()]
     found = {name: asdict(each) for name, each in done.items()}
     write_done(where, found, lambda: "".join(f"{each}\n" for each in lines))
+    left = [name for name, each in done.items() if each.error]
+    if left:
+        raise UsageError(f"not all views were refreshed: {', '.join(left)}")
 
 
 def _how(each: Any) -> str:

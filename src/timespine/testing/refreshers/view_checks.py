@@ -258,12 +258,17 @@ class ViewChecks:
 
     # Answers.
 
-    def check_refreshed(self, call: UserCall, names: dict[str, str], told: dict[str, int]) -> None:
+    def check_refreshed(
+        self, call: UserCall, names: dict[str, str], told: dict[str, int], left: dict[str, str]
+    ) -> None:
         """Check what a refresh reported: each view is there, and no further behind than all inputs were.
 
-        A view that lost an input by force stays where it is.
+        A view that lost an input by force stays where it is, and so do those that read it. No other is left out.
         """
         world = self.world
+        for name, error in left.items():
+            if not self.forced and "dropped" not in error and "was not refreshed, since view" not in error:
+                world.violate(f"{call} left {name} out: {error}")
         found = {name: self.views[names[name]] for name in told if names.get(name) in self.views}
         if len(found) < len(told):
             return  # some view was dropped meanwhile
@@ -273,7 +278,7 @@ class ViewChecks:
             if max(last_time(state) for state in states) < time:
                 world.violate(f"{call} reported {name} as of {time}, where it never was")
             reached = self._reached(call, [each for each in found.values() if each.timeline == view.timeline])
-            if time < reached and self.forced.isdisjoint(view.inputs):
+            if time < reached and name not in left and self.forced.isdisjoint(view.inputs):
                 world.violate(f"{call} left {name} at {time}, though the inputs were complete at {reached}")
 
     def _reached(self, call: UserCall, views: list[KnownView]) -> int:

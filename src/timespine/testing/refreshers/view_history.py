@@ -72,7 +72,7 @@ class ViewHistoryRun(HistoryRun):
         call = self._must(process, "refresh all", store.refresh)
         if call.error is None:
             ids = {name: entry.id for name, entry in self.history.world.names[-1][1].entries.items()}
-            checks.check_refreshed(call, ids, {name: each.time for name, each in call.result.items()})
+            checks.check_refreshed(call, ids, {name: each.time for name, each in call.result.items()}, {})
 
     def _drop_in_the_end(self, process: StoreProcess, store: Store) -> None:
         """Drop all views, one of them new: neither stages nor holds of views may be left, also of earlier ones."""

@@ -174,14 +174,15 @@ class ViewUser(WritingUser, MaintainingUser):
                 done = {chosen[0]: self.store.view(chosen[0]).refresh()}
             else:
                 done = self.store.refresh(chosen, through=asked)
-            return self.ids(), {name: each.time for name, each in done.items()}, asked is not None
+            left = {name: each.error for name, each in done.items() if each.error}
+            return self.ids(), {name: each.time for name, each in done.items()}, left, asked is not None
 
         expected = (NotSealed,) if through else ()
         call = self.call(kind, work, UsageError, Contention, SinceError, *expected)
         if call.is_done:
-            ids, told, asked = call.result
+            ids, told, left, asked = call.result
             if not asked:
-                self.checks.check_refreshed(call, ids, told)
+                self.checks.check_refreshed(call, ids, told, left)
         elif not self._may_fail_to_refresh(call):
             self.violate(call, f"raised {call.error!r}")
 
@@ -218,7 +219,7 @@ class ViewUser(WritingUser, MaintainingUser):
         call = self.call("rebuild", work, UsageError, Contention, SinceError)
         if call.is_done:
             ids, told = call.result
-            self.checks.check_refreshed(call, ids, told)
+            self.checks.check_refreshed(call, ids, told, {})
         elif "rebuilt just now" not in str(call.error) and not self._may_fail_to_refresh(call):
             self.violate(call, f"raised {call.error!r}")
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from timespine.client.api_for_engines import CatalogEntry, CollectionHandle, Store, catalog_entries, open_entry
 from timespine.columnar.schema.schema import Schema
 from timespine.core.state import State
-from timespine.errors import UsageError
-from timespine.views.compute_changes import compile_definition
-from timespine.views.definition import ViewDefinition, dropped_input
+from timespine.views.definition import ViewDefinition
 from timespine.views.registry import definitions_in, open_inputs, view_among
 
 
@@ -52,34 +50,6 @@ class RefreshLook:
     def inputs(self, view: str, definition: ViewDefinition) -> dict[str, CollectionHandle]:
         """Return the handles of the inputs by their names in the text; raise a UsageError if one was dropped."""
         return open_inputs(self._store, view, definition, self.entries)
-
-    def broken(self) -> dict[str, str]:
-        """Say why some views cannot be refreshed: an input was dropped, or stages are those of another version.
-
-        Views that read one of these cannot be either.
-        """
-        found: dict[str, str] = {}
-        ids: set[str] = set()
-        waiting = {name: self.definitions.get(self.entries[name].id) for name in self.views()}
-        for name, definition in waiting.items():
-            try:
-                if definition is not None:
-                    compile_definition(definition)
-            except UsageError as error:
-                found[name] = f"view {name}: {error}"
-        is_complete = False
-        while not is_complete:
-            is_complete = True
-            for name, definition in waiting.items():
-                for each in definition.inputs if definition is not None and name not in found else ():
-                    if not self.has(each.id):
-                        found[name] = str(dropped_input(name, each.name))
-                    elif each.id in ids:
-                        found[name] = f"view {name} is refreshed no more, since view {self._names[each.id]} is not"
-                if name in found and self.entries[name].id not in ids:
-                    ids.add(self.entries[name].id)
-                    is_complete = False
-        return found
 
     def state(self, handle: CollectionHandle) -> State:
         """Return the state of a collection at this look."""

@@ -47,6 +47,7 @@ from timespine.views.definition import dropped_input
 from timespine.views.engine.kept_rows import move_groups
 from timespine.views.frame_views import function_of
 from timespine.views.refresh.choose_engine import CHANGES, PROCESS, SPARK, check_engine
+from timespine.views.refresh.left_out_views import LeftOutViews, has_lost_rows
 from timespine.views.refresh.refresh_costs import note_refresh
 from timespine.views.refresh.refresh_look import RefreshLook
 from timespine.views.refresh.refresh_one_view import Carrier, Work
@@ -81,7 +82,7 @@ class Refreshed:
     why: str = ""
     """Why this engine, and why whole."""
     error: str = ""
-    """Why a refresh of all views left this one where it is, as an input of it was dropped. Empty for the others."""
+    """Why a refresh of all views left this one where it is: it failed, or one that it reads. Empty for the others."""
 
 
 def refresh_together(
@@ -98,28 +99,23 @@ def refresh_together(
     wanted = list(names) if names is not None else look.views()
     done: dict[str, Refreshed] = {}
     lines: dict[str, list[str]] = {}
-    broken = look.broken() if names is None else {}
-    for name, error in broken.items():
-        time = time_of_view(name, look.state(look.open(look.view(name).id)))
-        done[name] = Refreshed(time, "none", "none", 0, 0, 0, 0.0, error=error)
     for name in wanted:
-        if name in broken:
-            continue
         lines.setdefault(look.view(name).timeline, []).append(name)
     for members in lines.values():
-        done |= _refresh_line(store, look, members, through, spark, engine)
-    return {name: done[name] for name in wanted}
+        done |= _refresh_line(store, look, members, through, spark, engine, is_all=names is None)
+    return {name: done[name] for name in wanted if name in done}
 
 
 def next_refresh(store: Store, name: str, spark: Any) -> str:
     """Say what a refresh of a view would do now: the changes of each input, at most, the engine, and why."""
     look = RefreshLook(store)
+    strict = LeftOutViews(is_allowed=False)
     try:
-        works = _works(store, look, [name])
+        works = _works(store, look, [name], strict)
         if works is None:
             return "a rebuild is under way"
-        time = _common_time(look, works, None)
-        _catch_up(look, works, time)
+        time = _common_time(look, works, None, strict)
+        _catch_up(look, works, time, strict)
         (work,) = works
         if work.before >= time:
             return f"nothing, as no later time than {work.before} is complete in all inputs"
@@ -137,20 +133,34 @@ def next_refresh(store: Store, name: str, spark: Any) -> str:
 
 
 def _refresh_line(
-    store: Store, look: RefreshLook, names: list[str], through: TimeLike | None, spark: Any, engine: str | None
+    store: Store,
+    look: RefreshLook,
+    names: list[str],
+    through: TimeLike | None,
+    spark: Any,
+    engine: str | None,
+    *,
+    is_all: bool,
 ) -> dict[str, Refreshed]:
     for attempt in range(ATTEMPTS):
         look = look if not attempt else RefreshLook(store)
-        works = _works(store, look, names)
+        if is_all and attempt:
+            names = [name for name in names if name in look.entries]
+        left = LeftOutViews(is_all)
+        works = _works(store, look, names, left)
         if works is None:
             continue
-        works = _ordered(works)
-        time = _common_time(look, works, through)
-        _catch_up(look, works, time)
+        works = left.remaining(_ordered(works))
+        time = _common_time(look, works, through, left)
+        works = left.remaining(works)
+        _catch_up(look, works, time, left)
+        works = left.remaining(works)
         if _is_torn(works):
             continue
         try:
-            return _refresh_once(store, works, time, spark, engine)
+            done = _refresh_once(store, works, time, spark, engine, left)
+            left.log()
+            return done | _left_where_they_are(look, left)
         except (UpperMismatch, LateRows):
             # SUBTLE: another process refreshed one of them, which the first look at its state or the commit itself
             # finds: plan again from what it left (`a_refresh_that_comes_late_fails` in planted_views.py).
@@ -161,18 +171,19 @@ def _refresh_line(
         except Exception as error:
             # SUBTLE: rows that an executor kept for the next steps are gone with it, and how they were made is
             # forgotten: nothing was committed, so begin again (tests/spark/test_cluster.py).
-            if not _has_lost_rows(error) or attempt + 1 == ATTEMPTS:
+            if not has_lost_rows(error) or attempt + 1 == ATTEMPTS:
                 raise
     raise Contention(f"other processes keep refreshing {', '.join(names)}: nothing was written")
 
 
-def _has_lost_rows(error: BaseException | None) -> bool:
-    """Return whether Spark has lost rows with the executor that kept them (`spark_engine.frames.cut_off`)."""
-    while error is not None:
-        if "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND" in str(error):
-            return True
-        error = error.__cause__
-    return False
+def _left_where_they_are(look: RefreshLook, left: LeftOutViews) -> dict[str, Refreshed]:
+    """Say of the views that were left out why, and as of when they are."""
+    found = {}
+    for name, error in left.errors.items():
+        upper = look.state(look.open(look.view(name).id)).upper
+        if not upper.is_closed:  # it was not dropped meanwhile
+            found[name] = Refreshed(upper.time - 1, "none", "none", 0, 0, 0, 0.0, error=error)
+    return found
 
 
 def _was_overtaken(store: Store, works: list[Work]) -> bool:
@@ -188,33 +199,35 @@ def _was_overtaken(store: Store, works: list[Work]) -> bool:
     return False
 
 
-def _works(store: Store, look: RefreshLook, names: list[str]) -> list[Work] | None:
+def _works(store: Store, look: RefreshLook, names: list[str], left: LeftOutViews) -> list[Work] | None:
     """Return what there is to do for some views; None if a rebuild began after the look at the catalog."""
     works = []
     for name in names:
         id = look.view(name).id
         definition = look.definitions.get(id)
-        if definition is None:
-            raise UsageError(f"view {name} was dropped just now")
-        if not all(look.has(each) for each in definition.stages):
-            return None
-        handle, stages = look.open(id), [look.open(each) for each in definition.stages]
-        before = time_of_view(name, handle.known())
-        inputs, compiled = look.inputs(name, definition), compile_definition(definition)
-        function = function_of(store, name, id, definition)
-        works.append(Work(name, id, definition, compiled, handle, stages, inputs, before, function))
+        with left.leave_out_on_error(name, id):
+            if definition is None:
+                raise UsageError(f"view {name} was dropped just now")
+            if not all(look.has(each) for each in definition.stages):
+                return None
+            handle, stages = look.open(id), [look.open(each) for each in definition.stages]
+            before = time_of_view(name, handle.known())
+            inputs, compiled = look.inputs(name, definition), compile_definition(definition)
+            function = function_of(store, name, id, definition)
+            works.append(Work(name, id, definition, compiled, handle, stages, inputs, before, function))
     return works
 
 
-def _catch_up(look: RefreshLook, works: list[Work], time: int) -> None:
+def _catch_up(look: RefreshLook, works: list[Work], time: int, left: LeftOutViews) -> None:
     """Look whether other processes have refreshed the views that are behind, as far as this process knows.
 
     A view that is not behind needs no look, and no plan over the present types: it never goes back.
     """
     for work in works:
         if work.before < time:
-            work.before = time_of_view(work.name, work.handle.state())
-            work.definition, work.compiled = compile_present(work.definition, work.inputs, look.schema)
+            with left.leave_out_on_error(work.name, work.id):
+                work.before = time_of_view(work.name, work.handle.state())
+                work.definition, work.compiled = compile_present(work.definition, work.inputs, look.schema)
 
 
 def _is_torn(works: list[Work]) -> bool:
@@ -244,18 +257,19 @@ def _ordered(works: list[Work]) -> list[Work]:
     return list(done.values())
 
 
-def _common_time(look: RefreshLook, works: list[Work], through: TimeLike | None) -> int:
+def _common_time(look: RefreshLook, works: list[Work], through: TimeLike | None, left: LeftOutViews) -> int:
     """Return the newest time that is complete in all inputs, or what the caller asks for if it is."""
     own = {work.id for work in works}
     newest: dict[str, int] = {}
     for work in works:
-        for name, handle in work.inputs.items():
-            upper = look.state(handle).upper
-            if upper.is_closed and look.is_dropped(handle.id):
-                raise dropped_input(work.name, name)
-            if handle.id not in own and not upper.is_closed:
-                newest[handle.name] = upper.time - 1
-    if through is not None:
+        with left.leave_out_on_error(work.name, work.id):
+            for name, handle in work.inputs.items():
+                upper = look.state(handle).upper
+                if upper.is_closed and look.is_dropped(handle.id):
+                    raise dropped_input(work.name, name)
+                if handle.id not in own and not upper.is_closed:
+                    newest[handle.name] = upper.time - 1
+    if through is not None and works:
         asked = works[0].handle.time_of(through)[0]
         late = next((name for name, time in sorted(newest.items()) if time < asked), None)
         if late is not None:
@@ -263,18 +277,26 @@ def _common_time(look: RefreshLook, works: list[Work], through: TimeLike | None)
             error.args = (f"{late}: {error.message}",)
             raise error
         return asked
-    return min(newest.values(), default=max(work.before for work in works))
+    return min(newest.values(), default=max((work.before for work in works), default=-1))
 
 
-def _refresh_once(store: Store, works: list[Work], time: int, spark: Any, engine: str | None) -> dict[str, Refreshed]:
+def _refresh_once(
+    store: Store, works: list[Work], time: int, spark: Any, engine: str | None, left: LeftOutViews
+) -> dict[str, Refreshed]:
     behind = [work for work in works if work.before < time]
     fresh: dict[str, Work] = {}
     with contextlib.ExitStack() as stack:
         carrier = Carrier(store, spark, engine, stack)
-        carrier.expect(behind)
         for work in behind:
-            carrier.compute(work, time, fresh)
-            fresh[work.id] = work
+            with left.leave_out_on_error(work.name, work.id):
+                carrier.expect([work])
+        for work in behind:
+            if not left.remaining([work]):
+                continue
+            with left.leave_out_on_error(work.name, work.id, lambda: _was_overtaken(store, works)):
+                carrier.compute(work, time, fresh)
+                fresh[work.id] = work
+        behind = list(fresh.values())
         if behind:
             _commit(store, behind, time)
     for work in behind:
@@ -282,7 +304,7 @@ def _refresh_once(store: Store, works: list[Work], time: int, spark: Any, engine
         _move_holds(work, time)
         if work.choice is not None and work.choice.expected:
             note_refresh(store, work.id, work.choice.way, work.choice.expected, work.seconds)
-    return {work.name: _report(work, max(time, work.before)) for work in works}
+    return {work.name: _report(work, max(time, work.before)) for work in left.remaining(works)}
 
 
 def _report(work: Work, time: int) -> Refreshed:
