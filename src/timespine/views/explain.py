@@ -31,7 +31,7 @@ from timespine.views.plan.algebra import (
     names_of,
     nodes_of,
 )
-from timespine.views.plan.expressions import PlanColumn, shown
+from timespine.views.plan.expressions import widened_column, shown
 
 _MODES = {
     "incremental": "incremental",
@@ -164,7 +164,11 @@ def _access(plan: PlanNode, names: list[str], keys: InputKeys) -> str:
         if isinstance(plan, Explode) and not {*names} <= {column.name for column in plan.kept}:
             return " (computed, so all rows are read)"
         if isinstance(plan, Project):
-            same = {column.name: each.name for column, each in plan.outputs if isinstance(each, PlanColumn)}
+            same = {
+                column.name: origin.name
+                for column, each in plan.outputs
+                if (origin := widened_column(each)) is not None
+            }
             if not all(name in same for name in names):
                 return " (computed, so all rows are read)"
             names = [same[name] for name in names]

@@ -36,7 +36,7 @@ from timespine.views.plan.algebra import (
     names_of,
 )
 from timespine.views.plan.delta import NEW, OLD, delta_rule, rebuild
-from timespine.views.plan.expressions import PlanColumn
+from timespine.views.plan.expressions import PlanColumn, widened_column
 
 PUSHED_MAX = 1_000_000
 """Most keys that an input is asked for by; with more, it is read whole."""
@@ -63,6 +63,19 @@ class Keys:
     def renamed(self, names: dict[str, str]) -> Keys:
         """Return the restriction under other names."""
         return Keys(tuple(names[name] for name in self.names), self.frame.rename(names))
+
+    def narrowed(self, origins: dict[str, PlanColumn]) -> Keys:
+        """Return the restriction of the columns that these ones have their values from, which may be narrower.
+
+        SUBTLE: a whole number beyond the narrower type matches nothing, and null matches null: so such combinations
+        are left out before they are cast (tests/views/test_key_pushing.py).
+        """
+        kept, types = self.frame, {name: memory_type(origin.type) for name, origin in origins.items()}
+        narrower = {name: kind for name, kind in types.items() if kept.schema[name] != kind}
+        for name, kind in narrower.items():
+            fits = pl.col(name).is_between(kind.min(), kind.max())
+            kept = kept.filter(fits | pl.col(name).is_null()).with_columns(pl.col(name).cast(kind))
+        return Keys(self.names, kept).renamed({name: origin.name for name, origin in origins.items()})
 
     def only(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Keep the rows that satisfy the restriction."""
@@ -261,13 +274,17 @@ class Evaluator:
         return got if keys is None else keys.only(got)
 
     def _project(self, plan: Project, keys: Keys | None) -> pl.DataFrame:
-        """Evaluate expressions; columns that are passed through unchanged are restricted below."""
+        """Evaluate expressions; columns that are passed through, or only widened, are restricted below."""
         below = None
         if keys is not None:
-            same = {column.name: each.name for column, each in plan.outputs if isinstance(each, PlanColumn)}
+            same = {
+                column.name: origin for column, each in plan.outputs if (origin := widened_column(each)) is not None
+            }
             part = keys.part(tuple(same))
-            if part is not None and len({same[name] for name in part.names}) == len(part.names):
-                below = part.renamed({name: same[name] for name in part.names})
+            if part is not None and len({same[name].name for name in part.names}) == len(part.names):
+                below = part.narrowed({name: same[name] for name in part.names})
+                if not len(below.frame):
+                    return _empty(plan)
         rows = self._evaluate(plan.child, below)
         got = evaluate_columns(rows, [(column.name, each) for column, each in plan.outputs], [WEIGHT])
         is_done = keys is None or (below is not None and len(below.names) == len(keys.names))

@@ -85,6 +85,19 @@ def columns_of(expression: Expression) -> frozenset[str]:
     return frozenset().union(*map(columns_of, expression.args))
 
 
+def widened_column(expression: Expression) -> PlanColumn | None:
+    """Return the column that an expression has its values from, or None: the same ones, or wider whole numbers."""
+    if isinstance(expression, Call) and expression.function == "cast" and isinstance(expression.args[0], PlanColumn):
+        before, after = expression.args[0].type, expression.type
+        if (
+            pa.types.is_signed_integer(before)
+            and pa.types.is_signed_integer(after)
+            and before.bit_width < after.bit_width
+        ):
+            return expression.args[0]
+    return expression if isinstance(expression, PlanColumn) else None
+
+
 def replace_columns(expression: Expression, change: Callable[[PlanColumn], Expression]) -> Expression:
     """Return an expression with other expressions in the places of its columns."""
     if isinstance(expression, PlanColumn):
