@@ -31,7 +31,7 @@ from timespine.views.plan.algebra import (
     names_of,
     nodes_of,
 )
-from timespine.views.plan.expressions import widened_column, shown
+from timespine.views.plan.expressions import shown, widened_column
 
 _MODES = {
     "incremental": "incremental",
