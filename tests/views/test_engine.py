@@ -2,6 +2,7 @@
 
 import contextlib
 import decimal
+import random
 from collections import Counter
 
 import polars as pl
@@ -16,7 +17,7 @@ from timespine.testing.views import Versions, minus
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.evaluate import Evaluator
 from timespine.views.engine.lowering import WEIGHT, Declined, keep_rows
-from timespine.views.engine.windows import top_after
+from timespine.views.engine.windows import top_after, top_around, top_rows
 from timespine.views.plan.algebra import Aggregate, AggregateCall, Delta, InputScan, SortKey, Top, names_of, nodes_of
 from timespine.views.plan.delta import NEW, OLD
 from timespine.views.plan.expressions import Call, Literal, PlanColumn
@@ -130,6 +131,25 @@ def test_first_rows_are_kept_up_from_what_is_stored_until_rows_behind_them_are_n
     assert after(full, {1: -1}) is None, "a row behind comes forward"
     assert after(full, {1: -1, 6: 1}) is None, "there may be one before it"
     assert after({1: 1, 5: 1}, {1: -1, 6: 4}) == {5: 1, 6: 2}, "these were all"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_first_rows_before_follow_from_all_rows_after_and_what_changed(seed):
+    rng = random.Random(seed)
+    x = PlanColumn("x#1", pa.int64())
+    top = Top(
+        InputScan("t", ((x, "x"),)), (SortKey(x, descending=rng.random() < 0.5, nulls_last=False),), rng.randrange(5)
+    )
+
+    def frame(counts):
+        kept = {value: count for value, count in counts.items() if count}
+        schema = {"x#1": pl.Int64, WEIGHT: pl.Int64}
+        return pl.DataFrame({"x#1": list(kept), WEIGHT: list(kept.values())}, schema=schema)
+
+    old, new = ({value: rng.choice((0, 0, 1, 2, 3)) for value in (None, *range(8))} for _ in range(2))
+    changed = {value: new[value] - old[value] for value in old}
+    before, after = top_around(top, frame(new), frame(changed))
+    assert (before.rows(), after.rows()) == (top_rows(top, frame(old)).rows(), top_rows(top, frame(new)).rows())
 
 
 def decimal_sum(values, function="sum", precision=38):

@@ -1,5 +1,6 @@
 """What a view says of itself: its status, and how changes of its inputs reach it."""
 
+from sorted_rows import rows
 from test_views import filled
 
 
@@ -91,3 +92,20 @@ def test_a_fresh_read_refreshes_first_and_only_if_the_view_is_behind(place):
     assert view.snapshot(first + 1, fresh=True, columns=["n"]).to_pylist() == [{"n": before + 1}]
     assert view.snapshot(fresh=True).to_pylist() == [{"n": before + 2}]
     assert view.upper == store["a"].upper
+
+
+def test_first_rows_say_when_all_rows_below_are_read_and_these_are_read_once(place):
+    store = filled(place)
+    store["a"].append([{"k": 100 + k, "g": 1, "v": 100 + k} for k in range(500)])
+    last = store.view("last", sql="SELECT k, v FROM a ORDER BY v, k LIMIT 2")
+    below = store.view("below", sql="SELECT k FROM (SELECT k, v FROM a ORDER BY v, k LIMIT 2) WHERE k > 0")
+    assert "the first 2 rows: from all rows below, when one of them leaves" in last.explain()
+    assert "the first 2 rows: from all rows below, when any row below changes" in below.explain()
+    store["a"].append([{"k": 900, "g": 1, "v": 900}])
+    assert last.refresh().fetched < 10
+    assert 500 < below.refresh().fetched < 520
+    store["a"].delete([{"k": 0}])
+    assert 500 < last.refresh().fetched < 520
+    below.refresh()
+    assert rows(last) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
+    assert below.verify().is_exact

@@ -60,7 +60,7 @@ def explain_text(
         own = f"; key {', '.join(key)}" if key else ""
         lines.append(f"  output: {', '.join(column for column, _ in compiled.named)}{own}")
     if definition.mode == INCREMENTAL:
-        again = _recomputed(plan) if plan is not None else []
+        again = _recomputed(compiled) if plan is not None else []
         lines.append(f"computed again from rows: {'' if again else 'nothing'}".rstrip())
         lines.extend(f"  {each}" for each in again)
         portable = only_spark(plan) if plan is not None else None
@@ -189,10 +189,16 @@ def _access(plan: PlanNode, names: list[str], keys: InputKeys) -> str:
     return f" (scan of {count} column{'' if count == 1 else 's'})"
 
 
-def _recomputed(plan: PlanNode) -> list[str]:
+def _is_stored(node: Top, compiled: Compiled) -> bool:
+    """Return whether the view is the first rows in an order, with all columns of them (`StoreSource.first_rows`)."""
+    return compiled.plan is node and {column.name for _, column in compiled.named} >= set(names_of(node))
+
+
+def _recomputed(compiled: Compiled) -> list[str]:
     """Say what an incremental view computes again from rows, of what a change touches."""
+    assert compiled.plan is not None
     found: dict[str, None] = {}
-    for node in nodes_of(plan):
+    for node in nodes_of(compiled.plan):
         if isinstance(node, Aggregate):
             for each in accumulators_of(node):
                 if each.kind == AGAIN:
@@ -204,7 +210,8 @@ def _recomputed(plan: PlanNode) -> list[str]:
             where = f"of each touched partition by {by}" if by else "of all rows: add PARTITION BY to read fewer"
             found[f"window functions: {where}"] = None
         elif isinstance(node, Top):
-            found[f"the first {node.limit} rows: from all rows below"] = None
+            when = "when one of them leaves" if _is_stored(node, compiled) else "when any row below changes"
+            found[f"the first {node.limit} rows: from all rows below, {when}"] = None
         elif isinstance(node, SetOperation):
             found[f"{node.kind}: of each touched row"] = None
         elif isinstance(node, Join) and not node.keys:

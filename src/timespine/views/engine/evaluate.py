@@ -15,7 +15,7 @@ import polars as pl
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.explode_rows import explode_rows
 from timespine.views.engine.lowering import WEIGHT, evaluate_columns, keep_rows, memory_type
-from timespine.views.engine.windows import top_after, top_rows, window_rows
+from timespine.views.engine.windows import top_after, top_around, top_rows, window_rows
 from timespine.views.plan.algebra import (
     Aggregate,
     At,
@@ -158,11 +158,22 @@ class Evaluator:
         if isinstance(plan, Aggregate) and self._source.has_groups(plan):
             return self._fold(plan)
         if isinstance(plan, Top):
-            before = self._source.first_rows(plan)
-            after = None if before is None else top_after(plan, before, self.changes(plan.child))
-            if before is not None and after is not None:
-                return pl.concat([after, _negated(before).select(after.columns)])
+            return self._first_rows(plan)
         return self._evaluate(delta_rule(plan), None)
+
+    def _first_rows(self, plan: Top) -> pl.DataFrame:
+        """Change the first rows in an order: from those before, or else from one read of all rows after."""
+        changed = self.changes(plan.child)
+        before = self._source.first_rows(plan)
+        after = None if before is None else top_after(plan, before, changed)
+        if after is None:
+            whole = consolidate_rows(self._at(plan.child, NEW, None))
+            earlier, after = top_around(plan, whole, changed)
+            before = earlier if before is None else before
+        assert before is not None
+        names = [*names_of(plan), WEIGHT]
+        self._whole[plan, OLD], self._whole[plan, NEW] = before.select(names), after.select(names)
+        return pl.concat([after.select(names), _negated(before).select(names)])
 
     def _fold(self, node: Aggregate) -> pl.DataFrame:
         """Change the groups of an aggregate by the changes below it."""

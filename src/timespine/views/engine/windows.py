@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pyarrow as pa
 
@@ -59,6 +61,19 @@ def top_after(plan: Top, before: pl.DataFrame, changed: pl.DataFrame) -> pl.Data
     if before[WEIGHT].sum() >= plan.limit and left[WEIGHT].sum() < plan.limit:
         return None
     return top_rows(plan, left)
+
+
+def top_around(plan: Top, after: pl.DataFrame, changed: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the first rows before and after a change, from all rows after it, each once.
+
+    With k the limit and m the number of rows that came, the first k rows before are among the rows that went and the
+    first k + m rows after: without those that came, k of these are left, and they stand before all others.
+    """
+    came = int(changed.filter(pl.col(WEIGHT) > 0)[WEIGHT].sum())
+    head = top_rows(replace(plan, limit=plan.limit + came), after)
+    earlier = pl.concat([head, changed.with_columns(-pl.col(WEIGHT)).select(head.columns)])
+    summed = earlier.group_by(names_of(plan)).agg(pl.col(WEIGHT).sum()).filter(pl.col(WEIGHT) > 0)
+    return top_rows(plan, summed), top_rows(plan, head)
 
 
 def window_rows(plan: WindowNode, rows: pl.DataFrame) -> pl.DataFrame:
