@@ -109,3 +109,31 @@ def test_first_rows_say_when_all_rows_below_are_read_and_these_are_read_once(pla
     below.refresh()
     assert rows(last) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
     assert below.verify().is_exact
+
+
+def test_explain_names_the_columns_that_would_identify_the_rows_of_a_view_without_a_key(place):
+    store = filled(place)
+
+    def output(sql, key=()):
+        view = store.view("v", sql=sql, key=key, replace="v" in store)
+        proven = next(line for line in view.explain().splitlines() if line.startswith("  output: "))
+        assert view.definition.mode == "incremental"
+        return proven.partition("; ")[2]
+
+    assert output("SELECT sum(v) AS s, g AS h FROM a GROUP BY g") == "no key, though h would identify its rows"
+    assert output("SELECT g, sum(v) AS s FROM a GROUP BY g", ["g"]) == "key g"
+    assert output("SELECT DISTINCT g, v FROM a") == "no key, though g, v would identify its rows"
+    shifted = "SELECT g, k, count(*) + 1 AS n FROM a GROUP BY k, g HAVING count(*) > 0 ORDER BY g, k LIMIT 3"
+    assert output(shifted) == "no key, though k, g would identify its rows"
+    for none in (
+        "SELECT sum(v) AS s FROM a GROUP BY g",
+        "SELECT g + 1 AS h, sum(v) AS s FROM a GROUP BY g",
+        "SELECT count(*) AS n FROM a",
+        "SELECT g, v FROM a",
+        "SELECT g, count(*) AS n FROM a GROUP BY ROLLUP (g)",
+    ):
+        assert output(none) == ""
+    view = store.view("v", sql="SELECT g, sum(v) AS s FROM a GROUP BY g", key=["g"], replace=True)
+    store["a"].append([{"k": 77, "g": None, "v": 5}])
+    assert view.refresh().changes == 1
+    assert view.lookup({"g": None}).to_pylist() == [{"g": None, "s": 5}], "the group of nulls has a key too"

@@ -31,7 +31,7 @@ from timespine.views.plan.algebra import (
     names_of,
     nodes_of,
 )
-from timespine.views.plan.expressions import shown, widened_column
+from timespine.views.plan.expressions import PlanColumn, shown, widened_column
 
 _MODES = {
     "incremental": "incremental",
@@ -57,7 +57,9 @@ def explain_text(
     if plan is not None and definition.mode == INCREMENTAL:
         lines += _stages(plan, compiled.aggregates, keys or {})
     if plan is not None:
-        own = f"; key {', '.join(key)}" if key else ""
+        proven = _identifying(compiled)
+        own = f"; no key, though {', '.join(proven)} would identify its rows" if proven else ""
+        own = f"; key {', '.join(key)}" if key else own
         lines.append(f"  output: {', '.join(column for column, _ in compiled.named)}{own}")
     if definition.mode == INCREMENTAL:
         again = _recomputed(compiled) if plan is not None else []
@@ -187,6 +189,20 @@ def _access(plan: PlanNode, names: list[str], keys: InputKeys) -> str:
         return " (key prefix)"
     count = len(names_of(plan))
     return f" (scan of {count} column{'' if count == 1 else 's'})"
+
+
+def _identifying(compiled: Compiled) -> list[str]:
+    """Return the columns of the view that are those of its GROUP BY, or all of a DISTINCT; none if one is missing."""
+    plan = compiled.plan
+    names = {column.name: name for name, column in compiled.named}
+    while isinstance(plan, Filter | Top | Project):
+        if isinstance(plan, Project):
+            same = {column.name: each.name for column, each in plan.outputs if isinstance(each, PlanColumn)}
+            names = {same[column]: name for column, name in names.items() if column in same}
+        plan = plan.child
+    if not isinstance(plan, Aggregate) or not all(column.name in names for column in plan.keys):
+        return []
+    return [names[column.name] for column in plan.keys]
 
 
 def _is_stored(node: Top, compiled: Compiled) -> bool:
