@@ -102,6 +102,8 @@ class ViewVerbs(OneProcess):
     ) -> dict[str, Refreshed]:
         """Refresh some views, or all, to one time in one commit; return what was done by name.
 
+        If no names are given, a view that fails is left where it is with those that read it: see `Refreshed.error`.
+
         `engine` is "process" or "spark"; by default the sizes of what changed decide, for each view.
         """
         done: dict[str, Refreshed] = load_views_module("refresh.refresh_views").refresh_together(

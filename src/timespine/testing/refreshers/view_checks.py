@@ -267,7 +267,8 @@ class ViewChecks:
         """
         world = self.world
         for name, error in left.items():
-            if not self.forced and "dropped" not in error and "was not refreshed, since view" not in error:
+            lost = ("dropped", "was not refreshed, since view", *(("can no longer be read",) if self.forced else ()))
+            if not any(each in error for each in lost):
                 world.violate(f"{call} left {name} out: {error}")
         found = {name: self.views[names[name]] for name in told if names.get(name) in self.views}
         if len(found) < len(told):
