@@ -25,6 +25,7 @@ from timespine.views.plan import delta
 from timespine.views.plan.algebra import At, Delta, Join, Union
 from timespine.views.plan.delta import NEW
 from timespine.views.refresh import refresh_one_view, refresh_views
+from timespine.views.refresh.left_out_views import LeftOutViews
 from timespine.views.sql import subqueries
 from timespine.views.view import first_time
 
@@ -141,11 +142,13 @@ def a_refresh_that_comes_late_fails() -> Iterator[None]:
         except UpperMismatch as error:
             raise LateRows(str(error), None, None) from None
 
-    def line(store, look, names, through, spark, engine):
-        works = refresh_views._ordered(refresh_views._works(store, look, names))
-        time = refresh_views._common_time(look, works, through)
-        refresh_views._catch_up(look, works, time)
-        return refresh_views._refresh_once(store, works, time, spark, engine)
+    def line(store, look, names, through, spark, engine, *, is_all):
+        left = LeftOutViews(is_all)
+        works = left.remaining(refresh_views._ordered(refresh_views._works(store, look, names, left)))
+        time = refresh_views._common_time(look, works, through, left)
+        refresh_views._catch_up(look, works, time, left)
+        done = refresh_views._refresh_once(store, left.remaining(works), time, spark, engine, left)
+        return done | refresh_views._left_where_they_are(look, left)
 
     with patched(refresh_views, "_commit", commit), patched(refresh_views, "_refresh_line", line):
         yield
