@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import timespine as ts
-from timespine.errors import SinceError
 
 Row = dict[str, Any]
 
@@ -101,7 +100,7 @@ class Demo:
         try:
             self.rows(3)
             self.check(False, "reading before since is refused")
-        except SinceError as error:
+        except ts.SinceError as error:
             print(f"  Reading as of 3 now says: {error}.")
         self.orders.compact(wait=True)
         for _ in range(2):

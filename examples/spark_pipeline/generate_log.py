@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+import timespine as ts
+from examples.spark_pipeline.change_log import SEQUENCE
 from examples.spark_pipeline.files import age_in_order
-from timespine.errors import UsageError
-from timespine.spark.change_columns import SEQUENCE
 
 CITIES = ("Accra", "Bonn", "Cusco", "Dakar", "Esbjerg", "Faro", "Graz", "Hanoi", "Izmir", "Jaipur", "Kyiv", "Lyon")
 
@@ -44,7 +44,7 @@ def generate_log(folder: str | os.PathLike[str], *, rows: int = 20_000, batches:
     `op` (c, u or d; of what is deleted only the key is told) and `_sequence`. Gives the folder back.
     """
     if not 1 <= batches <= rows:
-        raise UsageError(f"a log has at least one change for each of its batches, not {rows} for {batches}")
+        raise ts.UsageError(f"a log has at least one change for each of its batches, not {rows} for {batches}")
     place = Path(folder)
     customers = max(rows // ORDERS_PER_CUSTOMER, 1)
     _write(place / "orders", _orders(rows, batches, customers, seed))

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.collection import Collection
-from timespine.client.store import Store
-from timespine.columnar.schema.schema import DIFF
-from timespine.spark.change_columns import CHANGE_TYPE, DELETE, UPSERT
-from timespine.spark.quoted_names import quoted
-from timespine.spark.read.to_spark import release
-from timespine.spark.stream.foreach_batch import foreach_batch
+import timespine as ts
+from examples.spark_pipeline.change_log import CHANGE_TYPE, DELETE, DIFF, UPSERT, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -36,9 +31,9 @@ FRACTIONS = pa.decimal128(38, 6)
 class Sums:
     """Counts and sums per group."""
 
-    rows: Collection
+    rows: ts.Collection
     """What is summed."""
-    table: Collection
+    table: ts.Collection
     """The sums."""
     by: str | None
     """The column whose values are the groups; None: all rows are one."""
@@ -89,12 +84,12 @@ class Sums:
 
     def follow(self, done: Callable[..., Any] | None = None) -> Callable[[DataFrame, int], None]:
         """What to give to `foreachBatch` of a stream of changes."""
-        write = foreach_batch(self.table, "upsert", sink="sums", done=done)
+        write = ts.spark.foreach_batch(self.table, "upsert", sink="sums", done=done)
 
         def add(changes: DataFrame, batch: int) -> None:
             write(self.added(changes), batch)
             # The session of a batch is one of its own, and no other code would release what was read for it.
-            release(changes.sparkSession)
+            ts.spark.release(changes.sparkSession)
 
         return add
 
@@ -132,7 +127,7 @@ class Sums:
             return self.summed(now.to_spark(spark), F.lit(1))
 
 
-def sums_of(store: Store, rows: Collection) -> Sums:
+def sums_of(store: ts.Store, rows: ts.Collection) -> Sums:
     """A new table of sums for a collection: by its first text, of its first number, the key left aside."""
     types = {name: kind for name, kind in rows.schema.types.items() if name not in rows.schema.key_names}
     by = next((name for name, kind in types.items() if pa.types.is_string(kind)), None)
