@@ -72,13 +72,11 @@ def test_a_view_whose_input_was_dropped_is_reported_and_does_not_hold_back_the_o
         "both": "none",
         "above": "none",
     }
-    assert (
-        "view both is refreshed no more, since a, which it reads, was dropped; drop the view too" in done["both"].error
-    )
-    assert done["above"].error == "view above is refreshed no more, since view sums is not"
+    assert "view both is no longer refreshed, because its input a was dropped; drop the view too" in done["both"].error
+    assert done["above"].error == "view above is no longer refreshed, because its input sums is not"
     assert (done["both"].time, store["both"].upper.time) == (0, 1)
     for fails in (lambda: store.refresh(["both", "sound"]), store.view("both").rebuild, store.view("both").verify):
-        with pytest.raises(ts.UsageError, match="view both is refreshed no more"):
+        with pytest.raises(ts.UsageError, match="view both is no longer refreshed"):
             fails()
     status = store.view("both").status()
     assert (list(status.inputs), status.behind, "was dropped" in status.error) == (["b"], 1, True)

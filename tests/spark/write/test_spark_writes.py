@@ -81,7 +81,7 @@ def test_diffs_and_times_may_come_with_the_rows(items, spark, small_rows):
     assert len(names(items)) == 5
     with pytest.raises(UsageError, match="too late"):
         items.append(gone)
-    with pytest.raises(UsageError, match="at or after the upper"):
+    with pytest.raises(UsageError, match="at or after"):
         items.append(gone.withColumn("_time", F.lit(20).cast("long")), upper=15)
     assert items.append(frame(spark, 100, 110), at=12).time == 12
     with pytest.raises(UpperMismatch):

@@ -212,11 +212,11 @@ def _check_ids(names: Names) -> None:
     """Raise a UsageError if a collection is in two states at once."""
     there = {entry.id for entry in names.entries.values()}
     if not there.isdisjoint(names.dropped):
-        raise UsageError("an id is both live and dropped")
+        raise UsageError("the catalog is inconsistent: an id is both live and dropped")
     if not {*there, *names.dropped}.isdisjoint({*names.reserved, *names.cancelled}):
-        raise UsageError("an id is both reserved and live or dropped")
+        raise UsageError("the catalog is inconsistent: an id is both reserved and live or dropped")
     if not names.reserved.keys().isdisjoint(names.cancelled):
-        raise UsageError("an id is both reserved and cancelled")
+        raise UsageError("the catalog is inconsistent: an id is both reserved and cancelled")
 
 
 def _check_entry(name: str, entry: CatalogEntry) -> None:
@@ -400,7 +400,7 @@ class Catalog:
             if id in names.reserved or any(entry.id == id for entry in names.entries.values()):
                 return  # reserved, or already created: the reply of an earlier try was lost
             if in_doubt or change in names.changes or id in names.cancelled:
-                raise Determinate("nothing was committed: a reservation was cancelled: do it again")
+                raise Determinate("nothing was committed: maintenance cancelled the reservation; run it again")
             reserved = {**names.reserved, id: now_ms}
             stored = self._store(change, msgspec.structs.replace(names, reserved=reserved))
             if stored:

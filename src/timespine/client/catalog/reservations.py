@@ -51,7 +51,7 @@ def check_reserved(catalog: Catalog, id: str) -> None:
     """Raise Determinate if an id is neither reserved nor that of a collection: no blob may be put under it."""
     names = catalog.read()
     if id not in names.reserved and not any(entry.id == id for entry in names.entries.values()):
-        raise Determinate("nothing was committed: a reservation was cancelled: do it again")
+        raise Determinate("nothing was committed: maintenance cancelled the reservation; run it again")
 
 
 def _with_cancelled(ids: Collection[str], now_ms: int, names: Names) -> Names | None:

@@ -75,7 +75,9 @@ class RefreshLook:
                     if not self.has(each.id):
                         found[name] = str(dropped_input(name, each.name))
                     elif each.id in ids:
-                        found[name] = f"view {name} is refreshed no more, since view {self._names[each.id]} is not"
+                        found[name] = (
+                            f"view {name} is no longer refreshed, because its input {self._names[each.id]} is not"
+                        )
                 if name in found and self.entries[name].id not in ids:
                     ids.add(self.entries[name].id)
                     is_complete = False

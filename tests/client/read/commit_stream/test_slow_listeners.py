@@ -182,7 +182,7 @@ def test_a_callback_is_called_with_every_event_in_order_by_a_thread_of_its_own(o
     ]
     assert {thread for _, thread in calls} == {listener._thread}
     for take_one in (listener.poll, lambda: next(listener)):
-        with pytest.raises(UsageError, match="the callback of this listener gets its events"):
+        with pytest.raises(UsageError, match="this commit stream delivers to its callback"):
             take_one()
     assert listener._thread.daemon
     listener.close()

@@ -125,7 +125,7 @@ class CommitStream(Follower[CommitEvent]):
     def _check_thread(self) -> None:
         """Raise a UsageError if the events belong to a callback."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            raise UsageError("the callback of this listener gets its events: listen again, without one, to take them")
+            raise UsageError("this commit stream delivers to its callback: open one without a callback to iterate")
 
     # Reading commits.
 
