@@ -49,7 +49,7 @@ class Stage(Protocol):
 
 
 def late_data(stage: Stage, store: ts.Store) -> None:
-    """Payments come in any order, and count when their minute is sealed; what was read never changes."""
+    """Show that payments come in any order and count once their minute is sealed, and that answers never change."""
     payments = store.create("payments", key={"id": "int64"}, value={"cents": "int64"}, timeline="counter")
     stage.title(f"Payments come out of order; a minute is sealed {DELAY} after it, and what is later still is moved")
     batches = [
@@ -62,7 +62,7 @@ def late_data(stage: Stage, store: ts.Store) -> None:
     late = 0
 
     def look(batch: int, done: Any) -> None:
-        """What is complete; and what was complete before, once more."""
+        """Read the complete minutes, and compare them with earlier answers."""
         nonlocal late
         late += done.late
         complete = payments.upper.time - 1
@@ -93,7 +93,7 @@ def late_data(stage: Stage, store: ts.Store) -> None:
 
 
 def atomic_batches(stage: Stage, store: ts.Store) -> None:
-    """Baskets and what is in them are two collections, and every batch is one commit to both."""
+    """Show that every batch is one commit to two collections: baskets, and their items."""
     baskets = store.create("baskets", key={"id": "int64"}, value={"cents": "int64"}, timeline="counter")
     items = store.create(
         "items", key={"basket": "int64", "place": "int64"}, value={"cents": "int64"}, timeline="counter"
@@ -122,7 +122,7 @@ def atomic_batches(stage: Stage, store: ts.Store) -> None:
 
 
 def _split(frame: DataFrame, batch: int) -> dict[str, DataFrame]:
-    """What of sold baskets goes where."""
+    """Split sold baskets into the rows of both collections."""
     from pyspark.sql import functions as F
 
     total = F.aggregate("items", F.lit(0).cast("long"), lambda sum, cents: sum + cents)
@@ -133,7 +133,7 @@ def _split(frame: DataFrame, batch: int) -> dict[str, DataFrame]:
 
 
 def _is_refused(stage: Stage, store: ts.Store) -> bool:
-    """Whether a batch with an item that has no place is an error."""
+    """Return whether a batch with an item that has no place is refused."""
     from pyspark.sql import functions as F
 
     def split(frame: DataFrame, batch: int) -> dict[str, DataFrame]:
@@ -154,7 +154,7 @@ def _sold(batch: int) -> list[dict[str, Any]]:
 
 
 def _stream(stage: Stage, name: str, batches: list[list[dict[str, Any]]], schema: str) -> DataFrame:
-    """A stream of rows, one file and so one batch at a time."""
+    """Open a stream of rows with one file, and so one batch, at a time."""
     folder = stage.folder / "log" / name
     folder.mkdir(parents=True)
     files = [folder / f"{place:04}.jsonl" for place in range(len(batches))]
@@ -170,7 +170,7 @@ def _cents(collection: ts.Collection, at: int | None = None) -> int:
 
 
 def _cut(store: ts.Store, at: int) -> tuple[int, int]:
-    """What baskets and items add up to, as of one time."""
+    """Add up baskets and items as of one time."""
     with store.snapshot(["baskets", "items"], as_of=at) as cut:
         return _sum(cut["baskets"].to_arrow()), _sum(cut["items"].to_arrow())
 

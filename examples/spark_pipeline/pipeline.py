@@ -70,7 +70,7 @@ class Answer:
 
 
 def main(arguments: Sequence[str] | None = None, console: Console | None = None) -> int:
-    """The command."""
+    """Run the pipeline; return the exit code."""
     asked = _parsed(arguments)
     console = console or Console(highlight=False, soft_wrap=False)
     with _folder(asked.keep) as folder:
@@ -108,7 +108,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Where everything is: a new folder that stays, or one that goes."""
+    """Make the folder for everything: a new one that stays, or one that goes."""
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):
             print(f"{keep} is not empty: name a new folder to keep things in", file=sys.stderr)
@@ -124,8 +124,10 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _session() -> tuple[SparkSession, bool]:
-    """A session, and whether it is to be stopped. One that other code made gets a sibling, so that it keeps
-    its settings, and the history that its DataFrames read."""
+    """Return a session, and whether the pipeline must stop it.
+
+    A session that other code made gets a sibling, so that it keeps its settings and the history of its DataFrames.
+    """
     try:
         from pyspark import SparkContext
         from pyspark.errors import PySparkRuntimeError
@@ -153,7 +155,7 @@ class Pipeline:
         self.began = time.monotonic()
 
     def run(self) -> bool:
-        """All of it; whether every answer was right."""
+        """Run all steps; return whether every answer was right."""
         where = self.asked.store or self.folder / "store"
         self.say(f"Spark {self.spark.version} and a store in {where}.")
         with ts.open(where, maintenance=False, config=CONFIG, consensus=self.asked.consensus) as store:
@@ -174,7 +176,7 @@ class Pipeline:
         return self.is_right
 
     def log(self) -> Path:
-        """The log as files that a stream can take one by one."""
+        """Write the log as files that a stream can take one by one."""
         folder = self.folder / "log"
         if self.asked.log is None:
             rows = self.asked.rows
@@ -194,7 +196,7 @@ class Pipeline:
         return folder / "given"
 
     def collected(self, store: ts.Store, log: Path) -> ts.Collection:
-        """The log goes into a collection, one file per batch, each exactly once."""
+        """Stream the log into a collection, one file per batch, each exactly once."""
         changes = ts.spark.stream_changes(self.spark, log, key=self.asked.key)
         key, value = ts.spark.collection_columns(changes, self.asked.key)
         orders = store.create("orders", key=key, value=value, timeline="counter")
@@ -214,7 +216,7 @@ class Pipeline:
         return orders
 
     def followed(self, store: ts.Store, orders: ts.Collection) -> Sums:
-        """A second query keeps sums, from nothing but what changed."""
+        """Start a second query, which keeps sums from changes alone."""
         sums = sums_of(store, orders)
         self.title(f"A second query follows the changes of orders and keeps {sums.table.name}: {sums.about}")
         feed = self.spark.readStream.format("timespine").option("readChangeFeed", "true").option("hold", "sums")
@@ -226,12 +228,12 @@ class Pipeline:
         return sums
 
     def times(self, orders: ts.Collection) -> list[int]:
-        """Three times to look at, or as many as there are."""
+        """Choose three times to look at, or as many as there are."""
         newest = orders.upper.time - 1
         return sorted({newest // 3, 2 * newest // 3, newest})
 
     def answers(self, orders: ts.Collection, sums: Sums, times: list[int], *, shown: bool = True) -> dict[int, Answer]:
-        """What the collection is as of some times, read by Spark."""
+        """Read the collection as of some times with Spark."""
         found = {}
         with bar(self.console, "Reading as of", len(times)) as step:
             for at in times:
@@ -246,7 +248,7 @@ class Pipeline:
         return found
 
     def compare(self, orders: ts.Collection, sums: Sums, times: list[int]) -> None:
-        """The net change between two times, and the sums against all rows."""
+        """Compare the net change between two times with the counts, and the sums with all rows."""
         first, last = times[0], times[-1]
         with waiting(self.console, "Comparing"):
             changes = orders.changes(after=first, until=last, images=True).to_spark(self.spark)
@@ -263,7 +265,7 @@ class Pipeline:
     def maintained(
         self, store: ts.Store, orders: ts.Collection, sums: Sums, times: list[int]
     ) -> tuple[dict[int, Answer], dict[int, Answer]]:
-        """Compaction, expiry and vacuum, with what they freed; the answers after the first and after all."""
+        """Compact, expire and vacuum, and say what they freed; return the answers after the first and after all."""
         self.title("Maintenance, while anybody may read and write")
         files = _blobs_of(store)
         batches = orders.inspect().batches
@@ -291,7 +293,7 @@ class Pipeline:
         return merged, self.answers(orders, sums, times, shown=False)
 
     def prove(self, times: list[int], *answers: dict[int, Answer]) -> None:
-        """The same questions, the same answers."""
+        """Check that the same questions have the same answers."""
         table = Table(title="The same answers before and after", title_justify="left", title_style="bold")
         for name in ("as of", "rows", "before", "compacted", "expired", ""):
             table.add_column(name, justify="right", no_wrap=True)
@@ -309,11 +311,11 @@ class Pipeline:
         writer.trigger(availableNow=True).start().awaitTermination()
 
     def checkpoint(self, name: str) -> Path:
-        """What Spark notes of a query."""
+        """Return the folder of the checkpoint of a query."""
         return self.folder / "checkpoints" / name
 
     def forget_last_batch(self, name: str) -> None:
-        """As if Spark had died after the last commit and before it noted that."""
+        """Remove the record of the last batch, as if Spark had died before it wrote that."""
         commits = self.checkpoint(name) / "commits"
         last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
         for each in (commits / str(last), commits / f".{last}.crc"):
@@ -332,7 +334,7 @@ class Pipeline:
 
 
 def answer(frame: DataFrame, sums: Sums) -> Answer:
-    """How many rows there are, what they add up to, and a fingerprint of all of them."""
+    """Compute the number of rows, their sum, and a fingerprint of all of them."""
     from pyspark.sql import functions as F
 
     prints = F.sum(F.xxhash64(*(F.col(quoted(name)) for name in frame.columns)).cast("decimal(38, 0)"))
@@ -355,7 +357,7 @@ def _reason_of(error: BaseException) -> str:
 
 
 def _told_of(batches: Sequence[Any]) -> str:
-    """Batches of a collection in numbers."""
+    """Describe batches of a collection in numbers."""
     rows, size = (sum(getattr(each, name) for each in batches) for name in ("rows", "size"))
     return f"{len(batches)} {'batch' if len(batches) == 1 else 'batches'} ({rows:,} updates, {size:,} bytes)"
 
