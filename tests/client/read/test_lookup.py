@@ -138,7 +138,7 @@ def test_without_key_columns_there_is_no_prefix_and_no_range(place):
     log = place.open().create("log", value={"a": "int64", "b": "int64"}, timeline="counter")
     log.append([{"a": 1, "b": 2}])
     assert log.lookup({"a": 1, "b": 2}).to_pylist() == [{"a": 1, "b": 2}]
-    with pytest.raises(UsageError, match="lack the (key )?column 'b'"):
+    with pytest.raises(UsageError, match=r"lack the (key )?column 'b'"):
         log.lookup({"a": 1})
     with pytest.raises(UsageError, match="no key columns"):
         log.lookup(between=(1, 2))
