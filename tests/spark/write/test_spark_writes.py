@@ -95,7 +95,7 @@ def test_diffs_and_times_may_come_with_the_rows(items, spark, small_rows):
     [
         (lambda f: f.withColumn("more", F.lit(1)), "column 'more'"),
         (lambda f: f.withColumn("name", F.lit(1)), "'name'"),
-        (lambda f: f.drop("id"), "id is missing"),
+        (lambda f: f.drop("id"), "the rows lack the key column 'id'"),
         (lambda f: f.withColumn("id", F.when(F.col("id") > 3, F.col("id"))), "of the key has nulls"),
         (lambda f: f.withColumn("wide", F.lit(-1).cast("long")), "does not fit uint64"),
     ],
