@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import timespine as ts
-from timespine.errors import SinceError
 
 Row = dict[str, Any]
 
@@ -34,7 +33,7 @@ class Demo:
         self.failures = 0
 
     def run(self) -> bool:
-        """The whole story; whether every answer was right."""
+        """Run all steps; return whether every answer was right."""
         print(f"A store in {self.folder}: data in Parquet files, truth in SQLite. One collection: orders.\n")
         feed = self.orders.subscribe()
         self.write()
@@ -50,7 +49,7 @@ class Demo:
         return self.failures == 0
 
     def write(self) -> None:
-        """Six commits: appends, an upsert, a deletion, an update."""
+        """Make six commits: appends, an upsert, a deletion, an update."""
         orders = self.orders
         self.told(orders.append([order(1, "ada", 10), order(2, "bob", 25)]), "append: two orders come in")
         self.told(orders.upsert([order(1, "ada", 12)]), "upsert: order 1 becomes larger (the retraction is worked out)")
@@ -66,7 +65,7 @@ class Demo:
         )
 
     def changes(self) -> None:
-        """Net changes: what came and went in between is not there."""
+        """Read net changes, which leave out rows that came and went in between."""
         changes = self.orders.changes(after=0, until=5, images=True).to_pylist()
         print("\nNet changes after 0 until 5 (order 1 went to 12 and back: it is not among them):")
         for change in changes:
@@ -74,7 +73,7 @@ class Demo:
         self.check(all(change["id"] != 1 for change in changes), "the changes are net")
 
     def follow(self, feed: Any) -> None:
-        """The feed that was opened before the first commit has seen it all."""
+        """Read the feed that was opened before the first commit: it has every change."""
         updates = [update for event in feed.poll() if event.rows is not None for update in event.rows.to_pylist()]
         counts: dict[tuple[int, str, float], int] = {}
         for update in updates:
@@ -86,7 +85,7 @@ class Demo:
         feed.close()
 
     def merge(self, before: dict[int, list[Row]]) -> None:
-        """One run, the same answers."""
+        """Merge all batches into one run, and compare the answers."""
         layers = self.orders.inspect()
         self.orders.compact(wait=True)
         merged = self.orders.inspect()
@@ -101,7 +100,7 @@ class Demo:
         try:
             self.rows(3)
             self.check(False, "reading before since is refused")
-        except SinceError as error:
+        except ts.SinceError as error:
             print(f"  Reading as of 3 now says: {error}.")
         self.orders.compact(wait=True)
         for _ in range(2):
@@ -111,7 +110,7 @@ class Demo:
         self.check(self.store.vacuum().blobs == [], "nothing has leaked")
 
     def rows(self, time: int) -> list[Row]:
-        """The collection as of a time."""
+        """Read the collection as of a time."""
         return self.orders.snapshot(time).to_pylist()
 
     def told(self, committed: Any, what: str) -> None:
@@ -123,22 +122,22 @@ class Demo:
         print(f"  {'ok' if holds else 'THIS IS A BUG'}: {what}")
 
     def files(self) -> int:
-        """Data files in the store."""
+        """Count the data files in the store."""
         return sum(1 for path in (self.folder / "blobs").rglob("*") if path.is_file())
 
 
 def order(id: int, customer: str, total: float) -> Row:
-    """One order."""
+    """Make a row of an order."""
     return {"id": id, "customer": customer, "total": float(total)}
 
 
 def shown(row: Row) -> str:
-    """An order on one line."""
+    """Format an order on one line."""
     return f"#{row['id']} {row['customer']} {row['total']:.2f}"
 
 
 def main() -> int:
-    """The command."""
+    """Run the example; return the exit code."""
     with tempfile.TemporaryDirectory(prefix="timespine-demo-") as folder:
         return 0 if Demo(Path(folder)).run() else 1
 

@@ -78,7 +78,6 @@ def test_since_error_carries_what_was_asked_and_what_there_is() -> None:
 def test_not_sealed_carries_what_was_asked_and_what_there_is() -> None:
     error = NotSealed((3, 4), "[2]")
     assert "leave `as_of` out" in str(error)
-    assert "store.seal_idle()" in str(error)
     assert (error.asked, error.upper) == ((3, 4), "[2]")
     assert "(3, 4)" in str(error)
 

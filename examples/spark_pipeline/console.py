@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 @contextmanager
 def quietly(file: Path) -> Iterator[None]:
-    """What a JVM that is started in the block writes to standard error, now and later, goes to a file.
+    """Redirect standard error to a file while the block runs, for good in a JVM that starts there.
 
-    It inherits where that leads, and Spark warns before anybody can tell it not to.
+    The JVM inherits the redirection. Spark prints warnings before a program can switch them off.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -33,7 +33,7 @@ def quietly(file: Path) -> Iterator[None]:
 
 @contextmanager
 def bar(console: Console, what: str, total: int) -> Iterator[Callable[..., Any]]:
-    """A bar while the block runs; each call of what it gives is a step."""
+    """Show a bar while the block runs; give a function that counts one step."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -48,7 +48,7 @@ def bar(console: Console, what: str, total: int) -> Iterator[Callable[..., Any]]
 
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
-    """A sign of life while the block runs."""
+    """Show a spinner while the block runs."""
     if not console.is_terminal:
         yield
         return

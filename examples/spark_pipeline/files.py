@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from timespine.spark.change_columns import SEQUENCE
+from examples.spark_pipeline.change_log import SEQUENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

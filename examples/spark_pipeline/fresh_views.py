@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+import timespine as ts
+from examples.spark_pipeline.change_log import SEQUENCE, quoted
 from examples.spark_pipeline.console import bar, waiting
-from timespine.client.collection import Collection
-from timespine.client.store import Store
-from timespine.spark.change_columns import SEQUENCE
-from timespine.spark.quoted_names import quoted
-from timespine.spark.read.to_spark import release
-from timespine.spark.read_cdc_files import collection_columns, stream_changes
-from timespine.spark.stream.foreach_batch import foreach_batch
 
 if TYPE_CHECKING:
     from examples.spark_pipeline.pipeline import Pipeline
@@ -25,10 +20,10 @@ FRESH_S = 60.0
 """How long the follower may take for the last refresh."""
 
 
-def fresh_views(pipeline: Pipeline, store: Store, log: Path) -> None:
+def fresh_views(pipeline: Pipeline, store: ts.Store, log: Path) -> None:
     """Stream the log into a collection once more, while a thread keeps two views of it fresh."""
-    changes = stream_changes(pipeline.spark, log, key=pipeline.asked.key)
-    key, value = collection_columns(changes, pipeline.asked.key)
+    changes = ts.spark.stream_changes(pipeline.spark, log, key=pipeline.asked.key)
+    key, value = ts.spark.collection_columns(changes, pipeline.asked.key)
     live = store.create("live", key=key, value=value, timeline="counter")
     live.seal(1)  # a view begins at a complete time
     texts = view_texts(live)
@@ -43,7 +38,7 @@ def fresh_views(pipeline: Pipeline, store: Store, log: Path) -> None:
 
     with store.follow(list(texts), every=0.05, callback=count) as following:
         with bar(pipeline.console, "Streaming", len(list(log.glob("*.*")))) as step:
-            write = foreach_batch(live, "upsert", sink="live", sequence_by=SEQUENCE, done=step)
+            write = ts.spark.foreach_batch(live, "upsert", sink="live", sequence_by=SEQUENCE, done=step)
             pipeline.stream(changes, write, "live")
         with waiting(pipeline.console, "Refreshing"):
             deadline = time.monotonic() + FRESH_S
@@ -59,10 +54,10 @@ def fresh_views(pipeline: Pipeline, store: Store, log: Path) -> None:
         pipeline.check(_is_answer(pipeline, store, name, sql), f"{name} is what Spark answers to its text in one batch")
     for name in reversed(texts):
         store.drop(name)
-    release(pipeline.spark)
+    ts.spark.release(pipeline.spark)
 
 
-def view_texts(rows: Collection) -> dict[str, str]:
+def view_texts(rows: ts.Collection) -> dict[str, str]:
     """Return the texts of two views of a collection: totals of groups, and a view on that view with the largest."""
     types = {name: kind for name, kind in rows.schema.types.items() if name not in rows.schema.key_names}
     group = next((name for name, kind in types.items() if pa.types.is_string(kind)), rows.schema.key_names[0])
@@ -75,7 +70,7 @@ def view_texts(rows: Collection) -> dict[str, str]:
     }
 
 
-def _is_answer(pipeline: Pipeline, store: Store, name: str, sql: str) -> bool:
+def _is_answer(pipeline: Pipeline, store: ts.Store, name: str, sql: str) -> bool:
     """Compare a view with Spark's answer over the newest rows; that answer stands for the view in later texts."""
     spark = pipeline.spark
     with store[name].snapshot() as kept:

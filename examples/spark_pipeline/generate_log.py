@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+import timespine as ts
+from examples.spark_pipeline.change_log import SEQUENCE
 from examples.spark_pipeline.files import age_in_order
-from timespine.errors import UsageError
-from timespine.spark.change_columns import SEQUENCE
 
 CITIES = ("Accra", "Bonn", "Cusco", "Dakar", "Esbjerg", "Faro", "Graz", "Hanoi", "Izmir", "Jaipur", "Kyiv", "Lyon")
 
@@ -44,7 +44,7 @@ def generate_log(folder: str | os.PathLike[str], *, rows: int = 20_000, batches:
     `op` (c, u or d; of what is deleted only the key is told) and `_sequence`. Gives the folder back.
     """
     if not 1 <= batches <= rows:
-        raise UsageError(f"a log has at least one change for each of its batches, not {rows} for {batches}")
+        raise ts.UsageError(f"a log has at least one change for each of its batches, not {rows} for {batches}")
     place = Path(folder)
     customers = max(rows // ORDERS_PER_CUSTOMER, 1)
     _write(place / "orders", _orders(rows, batches, customers, seed))
@@ -70,14 +70,14 @@ def _customers(rows: int, batches: int, seed: int) -> pl.DataFrame:
 
 
 def _bits(rows: int, seed: int, stream: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Six numbers below 2**63 for every change."""
+    """Draw six numbers below 2**63 for every change."""
     raw = np.random.Philox(key=[seed, stream]).random_raw(6 * rows).reshape(rows, 6)
     bits: np.ndarray[tuple[int, int], np.dtype[np.int64]] = (raw >> np.uint64(1)).astype(np.int64)
     return bits
 
 
 def _log(bits: np.ndarray[tuple[int, int], np.dtype[np.int64]], batches: int) -> pl.DataFrame:
-    """What happens to which key, in order: `key`, `op`, `batch`, and the place in which a line is written."""
+    """Choose what happens to which key, in order: `key`, `op`, `batch`, and the place in which a line is written."""
     rows = len(bits)
     place = np.arange(rows)
     is_new = bits[:, 0] % 100 < NEW_PERCENT
@@ -91,7 +91,7 @@ def _log(bits: np.ndarray[tuple[int, int], np.dtype[np.int64]], batches: int) ->
 
 
 def _possible(frame: pl.DataFrame) -> pl.DataFrame:
-    """What is not there is neither deleted nor updated: it comes again."""
+    """Turn deletes and updates of keys that are not there into creates."""
     op, before = pl.col("op"), pl.col("op").shift(1)
     stretch = (op != before).fill_null(True).cum_sum().over("key")
     # Of deletes in a row every other one would find nothing.
@@ -106,7 +106,7 @@ def _possible(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _told(log: pl.DataFrame, **columns: pl.Series) -> pl.DataFrame:
-    """The lines of a log: of what is deleted only the first column, the key."""
+    """Make the lines of a log; a delete has only the first column, the key."""
     first, *others = columns
     is_gone = pl.col("op") == "d"
     frame = log.with_columns(**columns).with_columns(pl.when(~is_gone).then(pl.col(others)).name.keep())

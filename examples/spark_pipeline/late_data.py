@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import timespine as ts
 from examples.spark_pipeline.console import bar
 from examples.spark_pipeline.files import age_in_order
-from timespine.client.collection import Collection
-from timespine.client.store import Store
-from timespine.errors import UsageError
-from timespine.spark.stream.foreach_batch import foreach_batch
-from timespine.spark.stream.foreach_batch_together import foreach_batch_together
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,8 +48,8 @@ class Stage(Protocol):
     def forget_last_batch(self, name: str) -> None: ...
 
 
-def late_data(stage: Stage, store: Store) -> None:
-    """Payments come in any order, and count when their minute is sealed; what was read never changes."""
+def late_data(stage: Stage, store: ts.Store) -> None:
+    """Show that payments come in any order and count once their minute is sealed, and that answers never change."""
     payments = store.create("payments", key={"id": "int64"}, value={"cents": "int64"}, timeline="counter")
     stage.title(f"Payments come out of order; a minute is sealed {DELAY} after it, and what is later still is moved")
     batches = [
@@ -66,7 +62,7 @@ def late_data(stage: Stage, store: Store) -> None:
     late = 0
 
     def look(batch: int, done: Any) -> None:
-        """What is complete; and what was complete before, once more."""
+        """Read the complete minutes, and compare them with earlier answers."""
         nonlocal late
         late += done.late
         complete = payments.upper.time - 1
@@ -80,7 +76,9 @@ def late_data(stage: Stage, store: Store) -> None:
             f"{found[complete]:,} cents, and {waiting} written ahead of the seal"
         )
 
-    write = foreach_batch(payments, sink="payments", times="minute", seal=f"delay {DELAY}", late="move", done=look)
+    write = ts.spark.foreach_batch(
+        payments, sink="payments", times="minute", seal=f"delay {DELAY}", late="move", done=look
+    )
     stage.stream(frame, write, "payments")
     stage.check(
         late == 1 and not changed, "the late one counts from the earliest open minute on: no answer has changed"
@@ -94,8 +92,8 @@ def late_data(stage: Stage, store: Store) -> None:
     )
 
 
-def atomic_batches(stage: Stage, store: Store) -> None:
-    """Baskets and what is in them are two collections, and every batch is one commit to both."""
+def atomic_batches(stage: Stage, store: ts.Store) -> None:
+    """Show that every batch is one commit to two collections: baskets, and their items."""
     baskets = store.create("baskets", key={"id": "int64"}, value={"cents": "int64"}, timeline="counter")
     items = store.create(
         "items", key={"basket": "int64", "place": "int64"}, value={"cents": "int64"}, timeline="counter"
@@ -103,7 +101,7 @@ def atomic_batches(stage: Stage, store: Store) -> None:
     stage.title("Baskets and their items are two collections, and every batch is one commit to both")
     frame = _stream(stage, "baskets", [_sold(batch) for batch in range(BATCHES)], "id long, items array<long>")
     with bar(stage.console, "Selling", BATCHES) as step:
-        stage.stream(frame, foreach_batch_together(store, _split, sink="shop", done=step), "baskets")
+        stage.stream(frame, ts.spark.foreach_batch_together(store, _split, sink="shop", done=step), "baskets")
     cuts = [_cut(store, at) for at in range(BATCHES)]
     stage.say(f"baskets {', '.join(f'{cents:,}' for cents, _ in cuts)} cents as of the {BATCHES} commits")
     stage.check(
@@ -112,7 +110,7 @@ def atomic_batches(stage: Stage, store: Store) -> None:
     )
     commits = [each.history() for each in (baskets, items)]
     stage.forget_last_batch("baskets")
-    stage.stream(frame, foreach_batch_together(store, _split, sink="shop"), "baskets")
+    stage.stream(frame, ts.spark.foreach_batch_together(store, _split, sink="shop"), "baskets")
     stage.check(
         [each.history() for each in (baskets, items)] == commits,
         "the last batch is given again, as after a crash: both have it once",
@@ -124,7 +122,7 @@ def atomic_batches(stage: Stage, store: Store) -> None:
 
 
 def _split(frame: DataFrame, batch: int) -> dict[str, DataFrame]:
-    """What of sold baskets goes where."""
+    """Split sold baskets into the rows of both collections."""
     from pyspark.sql import functions as F
 
     total = F.aggregate("items", F.lit(0).cast("long"), lambda sum, cents: sum + cents)
@@ -134,8 +132,8 @@ def _split(frame: DataFrame, batch: int) -> dict[str, DataFrame]:
     }
 
 
-def _is_refused(stage: Stage, store: Store) -> bool:
-    """Whether a batch with an item that has no place is an error."""
+def _is_refused(stage: Stage, store: ts.Store) -> bool:
+    """Return whether a batch with an item that has no place is refused."""
     from pyspark.sql import functions as F
 
     def split(frame: DataFrame, batch: int) -> dict[str, DataFrame]:
@@ -144,8 +142,8 @@ def _is_refused(stage: Stage, store: Store) -> bool:
 
     sold = stage.spark.createDataFrame([(BASKETS * BATCHES, [1])], "id long, items array<long>")
     try:
-        foreach_batch_together(store, split, sink="wrong")(sold, 0)
-    except UsageError:
+        ts.spark.foreach_batch_together(store, split, sink="wrong")(sold, 0)
+    except ts.UsageError:
         return True
     return False
 
@@ -156,7 +154,7 @@ def _sold(batch: int) -> list[dict[str, Any]]:
 
 
 def _stream(stage: Stage, name: str, batches: list[list[dict[str, Any]]], schema: str) -> DataFrame:
-    """A stream of rows, one file and so one batch at a time."""
+    """Open a stream of rows with one file, and so one batch, at a time."""
     folder = stage.folder / "log" / name
     folder.mkdir(parents=True)
     files = [folder / f"{place:04}.jsonl" for place in range(len(batches))]
@@ -166,13 +164,13 @@ def _stream(stage: Stage, name: str, batches: list[list[dict[str, Any]]], schema
     return stage.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(folder))
 
 
-def _cents(collection: Collection, at: int | None = None) -> int:
+def _cents(collection: ts.Collection, at: int | None = None) -> int:
     with collection.snapshot(at, columns=["cents"]) as rows:
         return _sum(rows.to_arrow())
 
 
-def _cut(store: Store, at: int) -> tuple[int, int]:
-    """What baskets and items add up to, as of one time."""
+def _cut(store: ts.Store, at: int) -> tuple[int, int]:
+    """Add up baskets and items as of one time."""
     with store.snapshot(["baskets", "items"], as_of=at) as cut:
         return _sum(cut["baskets"].to_arrow()), _sum(cut["items"].to_arrow())
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from timespine.client.arrangement_protocols import OpenArrangement
-from timespine.client.collection import Collection
-from timespine.spark.enrich_from_arrangement import enrich
+import timespine as ts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +57,7 @@ class Lookups:
 
 
 @contextmanager
-def live_lookups(pipeline: Shown, orders: Collection) -> Iterator[None]:
+def live_lookups(pipeline: Shown, orders: ts.Collection) -> Iterator[None]:
     """Look up random keys in an arrangement while the block runs; afterwards compare answers with the history."""
     asked, stop = Lookups(), threading.Event()
     with orders.arrange(folder=pipeline.folder / "index") as index:
@@ -79,11 +77,11 @@ def live_lookups(pipeline: Shown, orders: Collection) -> Iterator[None]:
         index.save()
     keys = _keys(orders)
     probes = orders.snapshot(columns=keys).to_spark(pipeline.spark)
-    with_rows = enrich(probes, pipeline.folder / "index", on=keys, how="inner")
+    with_rows = ts.spark.enrich(probes, pipeline.folder / "index", on=keys, how="inner")
     pipeline.check(with_rows.count() == orders.count(), "executors find every row in the files that the index saved")
 
 
-def _ask(orders: Collection, index: OpenArrangement, asked: Lookups, stop: threading.Event) -> None:
+def _ask(orders: ts.Collection, index: ts.OpenArrangement, asked: Lookups, stop: threading.Event) -> None:
     draw = random.Random(1)
     keys: list[dict[str, Any]] = []
     try:
@@ -104,11 +102,11 @@ def _ask(orders: Collection, index: OpenArrangement, asked: Lookups, stop: threa
         asked.error = error
 
 
-def _is_right(orders: Collection, asked: Answered) -> bool:
+def _is_right(orders: ts.Collection, asked: Answered) -> bool:
     """Tell whether an answer is the collection as of one of the times that were newest meanwhile."""
     times = range(asked.before, asked.after + 1)
     return any(orders.lookup(asked.key, as_of=time).to_pylist() == asked.rows for time in times)
 
 
-def _keys(orders: Collection) -> list[str]:
+def _keys(orders: ts.Collection) -> list[str]:
     return list(orders.schema.key_names)

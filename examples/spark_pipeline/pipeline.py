@@ -13,7 +13,7 @@ checked. Exit codes: 0 all of them are right, 1 one is not (a bug), 2 the argume
 from __future__ import annotations
 
 import argparse
-import contextlib
+import re
 import shutil
 import sys
 import tempfile
@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+import timespine as ts
+from examples.spark_pipeline.change_log import DELETE, INSERT, SEQUENCE, UPDATE, quoted
 from examples.spark_pipeline.console import bar, quietly, waiting
 from examples.spark_pipeline.files import cut_into_files
 from examples.spark_pipeline.fresh_views import fresh_views
@@ -34,26 +36,13 @@ from examples.spark_pipeline.generate_log import generate_log
 from examples.spark_pipeline.late_data import atomic_batches, late_data
 from examples.spark_pipeline.live_lookups import live_lookups
 from examples.spark_pipeline.running_sums import Sums, sums_of
-from timespine.client.collection import Collection
-from timespine.client.opening.open_store import open as open_store
-from timespine.client.store import Store
-from timespine.config import Config
-from timespine.errors import SinceError, UsageError
-from timespine.location.opening.registry import place_of
-from timespine.location.opening.store_location import parse_location
-from timespine.spark.change_columns import DELETE, INSERT, POSTIMAGE, SEQUENCE
-from timespine.spark.quoted_names import quoted
-from timespine.spark.read.to_spark import release
-from timespine.spark.read_cdc_files import collection_columns, read_changes, reason_of, stream_changes
-from timespine.spark.setup.session import Setting, prepare, session
-from timespine.spark.stream.foreach_batch import foreach_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 RIGHT, WRONG, NOT_UNDERSTOOD, NO_SPARK = 0, 1, 2, 3
 
-CONFIG = Config(inline_part_bytes=1, rollup_seqnos=8)
+CONFIG = ts.Config(inline_part_bytes=1, rollup_seqnos=8)
 """Nothing inline, so that there are files to look at."""
 
 BATCHES = 8
@@ -62,7 +51,7 @@ BATCHES = 8
 BATCH_ROWS_MAX = 20_000
 """Changes in one of them, at most."""
 
-SETTINGS: dict[str, Setting] = {
+SETTINGS: dict[str, str | int | float | bool] = {
     "spark.sql.shuffle.partitions": 2,
     # A JVM that compiles little: it lives for seconds.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -81,25 +70,25 @@ class Answer:
 
 
 def main(arguments: Sequence[str] | None = None, console: Console | None = None) -> int:
-    """The command."""
+    """Run the pipeline; return the exit code."""
     asked = _parsed(arguments)
     console = console or Console(highlight=False, soft_wrap=False)
     with _folder(asked.keep) as folder:
         try:
             with quietly(folder / "spark.log"), waiting(console, "Starting Spark"):
                 spark, is_ours = _session()
-        except UsageError as error:
+        except ts.UsageError as error:
             console.print(str(error), markup=False, soft_wrap=True)
             return NO_SPARK
         from pyspark.errors import PySparkException
 
         try:
             return RIGHT if Pipeline(spark, console, folder, asked).run() else WRONG
-        except (UsageError, PySparkException) as error:
-            console.print(reason_of(error), markup=False, soft_wrap=True)
+        except (ts.UsageError, PySparkException) as error:
+            console.print(_reason_of(error), markup=False, soft_wrap=True)
             return NOT_UNDERSTOOD
         finally:
-            release(spark)
+            ts.spark.release(spark)
             if is_ours:
                 spark.stop()
 
@@ -119,7 +108,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Where everything is: a new folder that stays, or one that goes."""
+    """Make the folder for everything: a new one that stays, or one that goes."""
     if keep is not None:
         if keep.exists() and any(keep.iterdir()):
             print(f"{keep} is not empty: name a new folder to keep things in", file=sys.stderr)
@@ -135,21 +124,23 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _session() -> tuple[SparkSession, bool]:
-    """A session, and whether it is to be stopped. One that other code made gets a sibling, so that it keeps
-    its settings, and the history that its DataFrames read."""
+    """Return a session, and whether the pipeline must stop it.
+
+    A session that other code made gets a sibling, so that it keeps its settings and the history of its DataFrames.
+    """
     try:
         from pyspark import SparkContext
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError:
-        return session(), True
+        return ts.spark.session(), True
     # A session is active in the threads that have used it; a context runs for all of them.
     if SparkSession.getActiveSession() is not None or SparkContext._active_spark_context is not None:
-        return prepare(SparkSession.builder.getOrCreate().newSession()), False
+        return ts.spark.prepare(SparkSession.builder.getOrCreate().newSession()), False
     try:
-        return session("timespine pipeline", master="local[*]", conf=SETTINGS), True
+        return ts.spark.session("timespine pipeline", master="local[*]", conf=SETTINGS), True
     except PySparkRuntimeError as error:
-        raise UsageError(f"Spark does not start: {reason_of(error)}") from error
+        raise ts.UsageError(f"Spark does not start: {_reason_of(error)}") from error
 
 
 class Pipeline:
@@ -164,12 +155,12 @@ class Pipeline:
         self.began = time.monotonic()
 
     def run(self) -> bool:
-        """All of it; whether every answer was right."""
+        """Run all steps; return whether every answer was right."""
         where = self.asked.store or self.folder / "store"
         self.say(f"Spark {self.spark.version} and a store in {where}.")
-        with open_store(where, maintenance=False, config=CONFIG, consensus=self.asked.consensus) as store:
+        with ts.open(where, maintenance=False, config=CONFIG, consensus=self.asked.consensus) as store:
             if store.names():
-                raise UsageError(f"{store.location} has collections: name a new folder or prefix for this pipeline")
+                raise ts.UsageError(f"{store.location} has collections: name a new folder or prefix for this pipeline")
             log = self.log()
             orders = self.collected(store, log)
             sums = self.followed(store, orders)
@@ -185,7 +176,7 @@ class Pipeline:
         return self.is_right
 
     def log(self) -> Path:
-        """The log as files that a stream can take one by one."""
+        """Write the log as files that a stream can take one by one."""
         folder = self.folder / "log"
         if self.asked.log is None:
             rows = self.asked.rows
@@ -193,35 +184,39 @@ class Pipeline:
             self.title(f"A log of {rows:,} changes of orders, made up from a seed")
             return folder / "orders"
         with waiting(self.console, "Reading the log"):
-            changes = read_changes(self.spark, self.asked.log, key=self.asked.key, sequence=self.asked.sequence)
+            changes = ts.spark.read_changes(
+                self.spark, self.asked.log, key=self.asked.key, sequence=self.asked.sequence
+            )
             rows = changes.count()
             if not rows:
-                raise UsageError(f"there are no changes in {self.asked.log}")
+                raise ts.UsageError(f"there are no changes in {self.asked.log}")
             size = min(BATCH_ROWS_MAX, max(1, -(-rows // BATCHES)))
             files = cut_into_files(changes, folder / "given", size)
         self.title(f"The log {self.asked.log}: {rows:,} changes, dealt out in their order into {files} files")
         return folder / "given"
 
-    def collected(self, store: Store, log: Path) -> Collection:
-        """The log goes into a collection, one file per batch, each exactly once."""
-        changes = stream_changes(self.spark, log, key=self.asked.key)
-        key, value = collection_columns(changes, self.asked.key)
+    def collected(self, store: ts.Store, log: Path) -> ts.Collection:
+        """Stream the log into a collection, one file per batch, each exactly once."""
+        changes = ts.spark.stream_changes(self.spark, log, key=self.asked.key)
+        key, value = ts.spark.collection_columns(changes, self.asked.key)
         orders = store.create("orders", key=key, value=value, timeline="counter")
         self.title("A stream of its files goes into the collection orders: upserts and deletes, in one commit per file")
         files = len(list(log.glob("*.*")))
         with live_lookups(self, orders), bar(self.console, "Applying changes", files) as step:
-            self.stream(changes, foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE, done=step), "log")
+            self.stream(
+                changes, ts.spark.foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE, done=step), "log"
+            )
         commits = orders.history()
         self.say(
             f"{orders.count():,} rows after {len(commits)} commits, with {sum(e.rows for e in commits):,} updates."
         )
         self.forget_last_batch("log")
-        self.stream(changes, foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE), "log")
+        self.stream(changes, ts.spark.foreach_batch(orders, "upsert", sink="log", sequence_by=SEQUENCE), "log")
         self.check(orders.history() == commits, "the last file is given again, as after a crash: it is in once")
         return orders
 
-    def followed(self, store: Store, orders: Collection) -> Sums:
-        """A second query keeps sums, from nothing but what changed."""
+    def followed(self, store: ts.Store, orders: ts.Collection) -> Sums:
+        """Start a second query, which keeps sums from changes alone."""
         sums = sums_of(store, orders)
         self.title(f"A second query follows the changes of orders and keeps {sums.table.name}: {sums.about}")
         feed = self.spark.readStream.format("timespine").option("readChangeFeed", "true").option("hold", "sums")
@@ -232,45 +227,45 @@ class Pipeline:
         self.say(f"{sums.table.count():,} rows after {len(sums.table.history())} commits.")
         return sums
 
-    def times(self, orders: Collection) -> list[int]:
-        """Three times to look at, or as many as there are."""
+    def times(self, orders: ts.Collection) -> list[int]:
+        """Choose three times to look at, or as many as there are."""
         newest = orders.upper.time - 1
         return sorted({newest // 3, 2 * newest // 3, newest})
 
-    def answers(self, orders: Collection, sums: Sums, times: list[int], *, shown: bool = True) -> dict[int, Answer]:
-        """What the collection is as of some times, read by Spark."""
+    def answers(self, orders: ts.Collection, sums: Sums, times: list[int], *, shown: bool = True) -> dict[int, Answer]:
+        """Read the collection as of some times with Spark."""
         found = {}
         with bar(self.console, "Reading as of", len(times)) as step:
             for at in times:
                 with orders.snapshot(as_of=at) as snapshot:
                     found[at] = answer(snapshot.to_spark(self.spark), sums)
                 step()
-        release(self.spark)
+        ts.spark.release(self.spark)
         if shown:
             self.title("The collection as of three times")
             for at, each in found.items():
                 self.say(f"as of {at}: {each.rows:>9,} rows, {sums.measured} {each.total}")
         return found
 
-    def compare(self, orders: Collection, sums: Sums, times: list[int]) -> None:
-        """The net change between two times, and the sums against all rows."""
+    def compare(self, orders: ts.Collection, sums: Sums, times: list[int]) -> None:
+        """Compare the net change between two times with the counts, and the sums with all rows."""
         first, last = times[0], times[-1]
         with waiting(self.console, "Comparing"):
             changes = orders.changes(after=first, until=last, images=True).to_spark(self.spark)
             kinds = {row["_change_type"]: row["count"] for row in changes.groupBy("_change_type").count().collect()}
             kept, rows = sums.kept(self.spark), sums.worked_out(self.spark)
             differ = kept.exceptAll(rows).count() + rows.exceptAll(kept).count()
-        release(self.spark)
-        inserts, updates, deletes = (kinds.get(kind, 0) for kind in (INSERT, POSTIMAGE, DELETE))
+        ts.spark.release(self.spark)
+        inserts, updates, deletes = (kinds.get(kind, 0) for kind in (INSERT, UPDATE, DELETE))
         self.say(f"Net change after {first} until {last}: {inserts:,} new, {updates:,} changed, {deletes:,} gone.")
         grown = orders.count(last) - orders.count(first)
         self.check(inserts - deletes == grown, f"that is {grown:+,} rows, as the counts of both say")
         self.check(not differ, f"{sums.table.name} is what the newest rows add up to, row by row")
 
     def maintained(
-        self, store: Store, orders: Collection, sums: Sums, times: list[int]
+        self, store: ts.Store, orders: ts.Collection, sums: Sums, times: list[int]
     ) -> tuple[dict[int, Answer], dict[int, Answer]]:
-        """Compaction, expiry and vacuum, with what they freed; the answers after the first and after all."""
+        """Compact, expire and vacuum, and say what they freed; return the answers after the first and after all."""
         self.title("Maintenance, while anybody may read and write")
         files = _blobs_of(store)
         batches = orders.inspect().batches
@@ -290,7 +285,7 @@ class Pipeline:
         found = store.vacuum(dry_run=False)
         self.say(f"garbage collection: {gone} blobs are deleted; vacuum finds {len(found.blobs)} more that have leaked")
         before, after = (f"{count} blobs of {size:,} bytes" for count, size in (files, _blobs_of(store)))
-        self.say(f"the store had {before} and has {after}")
+        self.say(f"the collections had {before} and have {after}")
         if times[0] > 0 and not reply.held_by:
             self.check(
                 _is_refused(orders, times[0] - 1), f"as of {times[0] - 1} there is an error, and never other rows"
@@ -298,7 +293,7 @@ class Pipeline:
         return merged, self.answers(orders, sums, times, shown=False)
 
     def prove(self, times: list[int], *answers: dict[int, Answer]) -> None:
-        """The same questions, the same answers."""
+        """Check that the same questions have the same answers."""
         table = Table(title="The same answers before and after", title_justify="left", title_style="bold")
         for name in ("as of", "rows", "before", "compacted", "expired", ""):
             table.add_column(name, justify="right", no_wrap=True)
@@ -316,11 +311,11 @@ class Pipeline:
         writer.trigger(availableNow=True).start().awaitTermination()
 
     def checkpoint(self, name: str) -> Path:
-        """What Spark notes of a query."""
+        """Return the folder of the checkpoint of a query."""
         return self.folder / "checkpoints" / name
 
     def forget_last_batch(self, name: str) -> None:
-        """As if Spark had died after the last commit and before it noted that."""
+        """Remove the record of the last batch, as if Spark had died before it wrote that."""
         commits = self.checkpoint(name) / "commits"
         last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
         for each in (commits / str(last), commits / f".{last}.crc"):
@@ -339,7 +334,7 @@ class Pipeline:
 
 
 def answer(frame: DataFrame, sums: Sums) -> Answer:
-    """How many rows there are, what they add up to, and a fingerprint of all of them."""
+    """Compute the number of rows, their sum, and a fingerprint of all of them."""
     from pyspark.sql import functions as F
 
     prints = F.sum(F.xxhash64(*(F.col(quoted(name)) for name in frame.columns)).cast("decimal(38, 0)"))
@@ -348,23 +343,29 @@ def answer(frame: DataFrame, sums: Sums) -> Answer:
     return Answer(row["rows"], row["total"], f"{int(row['print'] or 0) & (1 << 64) - 1:016x}"[:12])
 
 
-def _blobs_of(store: Store) -> tuple[int, int]:
-    """Blobs of the store, and their bytes."""
-    with contextlib.closing(place_of(parse_location(store.location)).open_blob(read_only=True)) as blob:
-        sizes = [info.size for info in blob.list_keys()]
-    return len(sizes), sum(sizes)
+def _blobs_of(store: ts.Store) -> tuple[int, int]:
+    """Count the blobs of the open collections, and their bytes."""
+    figures = store.metrics()
+    return int(figures["trace blobs"]), int(figures["trace blob bytes"])
+
+
+def _reason_of(error: BaseException) -> str:
+    """Reduce an error of Spark to its cause, in one line."""
+    text = str(error).strip() or type(error).__name__
+    cause = re.search(r"(?:\w+Error: |\[[A-Z_.]+\] )(.+?)(?: SQLSTATE.*)?$", text, re.MULTILINE)
+    return cause[1].strip() if cause is not None and not isinstance(error, ts.UsageError) else text.splitlines()[0]
 
 
 def _told_of(batches: Sequence[Any]) -> str:
-    """Batches of a collection in numbers."""
+    """Describe batches of a collection in numbers."""
     rows, size = (sum(getattr(each, name) for each in batches) for name in ("rows", "size"))
     return f"{len(batches)} {'batch' if len(batches) == 1 else 'batches'} ({rows:,} updates, {size:,} bytes)"
 
 
-def _is_refused(orders: Collection, at: int) -> bool:
+def _is_refused(orders: ts.Collection, at: int) -> bool:
     try:
         orders.snapshot(as_of=at).close()
-    except SinceError:
+    except ts.SinceError:
         return True
     return False
 

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from timespine.client.collection import Collection
-from timespine.client.store import Store
-from timespine.columnar.schema.schema import DIFF
-from timespine.spark.change_columns import CHANGE_TYPE, DELETE, UPSERT
-from timespine.spark.quoted_names import quoted
-from timespine.spark.read.to_spark import release
-from timespine.spark.stream.foreach_batch import foreach_batch
+import timespine as ts
+from examples.spark_pipeline.change_log import CHANGE_TYPE, DELETE, DIFF, UPSERT, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -36,9 +31,9 @@ FRACTIONS = pa.decimal128(38, 6)
 class Sums:
     """Counts and sums per group."""
 
-    rows: Collection
+    rows: ts.Collection
     """What is summed."""
-    table: Collection
+    table: ts.Collection
     """The sums."""
     by: str | None
     """The column whose values are the groups; None: all rows are one."""
@@ -62,14 +57,14 @@ class Sums:
         return self.table.schema.key_names[0]
 
     def group(self) -> Column:
-        """The group of a row."""
+        """Make the expression for the group of a row."""
         from pyspark.sql import functions as F
 
         found = F.lit("all") if self.by is None else F.col(quoted(self.by)).cast("string")
         return F.coalesce(found, F.lit(NO_GROUP)).alias(self.key)
 
     def total(self, times: Column) -> Column:
-        """The sum over rows, each as often as it counts."""
+        """Make the expression for the sum over rows, each as often as it counts."""
         from pyspark.sql import functions as F
 
         if self.measure is None:
@@ -79,7 +74,7 @@ class Sums:
         return F.coalesce(F.sum(number * times), F.lit(0)).cast("bigint" if is_whole else "decimal(38, 6)")
 
     def summed(self, frame: DataFrame, times: Column) -> DataFrame:
-        """Rows per group, each as often as it counts."""
+        """Count and sum rows per group, each as often as it counts."""
         from pyspark.sql import functions as F
 
         sums = [F.sum(times).cast("bigint").alias(COUNT)]
@@ -88,18 +83,18 @@ class Sums:
         return frame.groupBy(self.group()).agg(*sums)
 
     def follow(self, done: Callable[..., Any] | None = None) -> Callable[[DataFrame, int], None]:
-        """What to give to `foreachBatch` of a stream of changes."""
-        write = foreach_batch(self.table, "upsert", sink="sums", done=done)
+        """Make the function for `foreachBatch` of a stream of changes."""
+        write = ts.spark.foreach_batch(self.table, "upsert", sink="sums", done=done)
 
         def add(changes: DataFrame, batch: int) -> None:
             write(self.added(changes), batch)
             # The session of a batch is one of its own, and no other code would release what was read for it.
-            release(changes.sparkSession)
+            ts.spark.release(changes.sparkSession)
 
         return add
 
     def added(self, changes: DataFrame) -> DataFrame:
-        """The groups that changes touch, as they are then: a group of no rows goes.
+        """Compute the groups that changes touch, as they are then; a group without rows is deleted.
 
         If the batch is in already, this is wrong, and unused: `foreach_batch` passes over it.
         """
@@ -115,25 +110,25 @@ class Sums:
         return both.select(quoted(self.key), *new).withColumn(CHANGE_TYPE, kind)
 
     def kind(self, name: str) -> str:
-        """The type of a column of the table, as Spark names it."""
+        """Return the type of a column of the table, as Spark names it."""
         return "bigint" if pa.types.is_integer(self.table.schema.types[name]) else "decimal(38, 6)"
 
     def kept(self, spark: SparkSession) -> DataFrame:
-        """The table."""
+        """Read the table."""
         with self.table.snapshot() as now:
             frame: DataFrame = now.to_spark(spark)
             return frame
 
     def worked_out(self, spark: SparkSession) -> DataFrame:
-        """What the table should be, from all rows."""
+        """Compute from all rows what the table should be."""
         from pyspark.sql import functions as F
 
         with self.rows.snapshot() as now:
             return self.summed(now.to_spark(spark), F.lit(1))
 
 
-def sums_of(store: Store, rows: Collection) -> Sums:
-    """A new table of sums for a collection: by its first text, of its first number, the key left aside."""
+def sums_of(store: ts.Store, rows: ts.Collection) -> Sums:
+    """Create a table of sums for a collection: by its first text, of its first number, apart from the key."""
     types = {name: kind for name, kind in rows.schema.types.items() if name not in rows.schema.key_names}
     by = next((name for name, kind in types.items() if pa.types.is_string(kind)), None)
     measure = next((name for name, kind in types.items() if _is_number(kind)), None)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from timespine.client.diagnostics.amplification import Amplification
     from timespine.client.diagnostics.doctor import Finding, FindingKind, HealthReport, examine
     from timespine.client.diagnostics.inspect import BatchInfo, Inspection, PartInfo
+    from timespine.client.diagnostics.prometheus import register_collector as register_collector
     from timespine.client.maintenance.maintenance_report import MaintenanceReport
     from timespine.client.maintenance.vacuum import VacuumResult
     from timespine.client.opening.open_store import open
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from timespine.client.write_results import CommitResult, SealResult, WriteResult
     from timespine.columnar.predicate.predicate import Predicate
     from timespine.columnar.predicate.where import Column, Where, col
-    from timespine.columnar.schema.schema import Field, Schema
+    from timespine.columnar.schema.schema import Field, Schema, define
     from timespine.columnar.schema.types import TypeLike
     from timespine.columnar.write.batch_builder import AddResult, BatchBuilder
     from timespine.config import Config
@@ -110,6 +111,10 @@ if TYPE_CHECKING:
     from timespine.hints import Hint
     from timespine.model.description import Description
     from timespine.model.frontier import Frontier
+    from timespine.views.follow.follow_thread import Following as Following
+    from timespine.views.refresh.refresh_views import Refreshed as Refreshed
+    from timespine.views.run_statement import StatementResult as StatementResult
+    from timespine.views.view import View as View
 
 __version__ = "0.1.0"
 
@@ -234,6 +239,7 @@ __all__ = [
     "__version__",
     "col",
     "copy",
+    "define",
     "examine",
     "fence",
     "open",
@@ -277,6 +283,7 @@ _FROM = {
     "CorruptionError": "errors",
     "CreateOptions": "client.arguments.argument_types",
     "CriticalHold": "client.read.user_holds",
+    "define": "columnar.schema.schema",
     "Description": "model.description",
     "Determinate": "errors",
     "DiffOverflow": "errors",
@@ -290,6 +297,7 @@ _FROM = {
     "Field": "columnar.schema.schema",
     "Finding": "client.diagnostics.doctor",
     "FindingKind": "client.diagnostics.doctor",
+    "Following": "views.follow.follow_thread",
     "Frontier": "model.frontier",
     "FrontierLike": "client.arguments.time_args",
     "HandleExpired": "errors",
@@ -334,6 +342,8 @@ _FROM = {
     "Predicate": "columnar.predicate.predicate",
     "promote": "client.backup.copy_store",
     "ReadOnlyStore": "errors",
+    "Refreshed": "views.refresh.refresh_views",
+    "register_collector": "client.diagnostics.prometheus",
     "restore": "client.backup.restore_to_commit:restore_store",
     "RestorePoint": "client.backup.restore_to_commit",
     "RestoreResult": "client.backup.restore_to_commit",
@@ -351,6 +361,7 @@ _FROM = {
     "SinceError": "errors",
     "Snapshot": "client.read.rows",
     "spark": "",
+    "StatementResult": "views.run_statement",
     "Store": "client.store",
     "StoreClosed": "errors",
     "StoreFenced": "errors",
@@ -371,6 +382,7 @@ _FROM = {
     "VersionError": "errors",
     "ViewEngine": "client.arguments.argument_types",
     "ViewPolicy": "client.arguments.argument_types",
+    "View": "views.view",
     "views": "",
     "ViewTimes": "client.arguments.argument_types",
     "Where": "columnar.predicate.where",
@@ -378,7 +390,11 @@ _FROM = {
     "WriteResult": "client.write_results",
     "WrongProcess": "errors",
 }
-"""The module of each public name. `ts.spark` and `ts.views` need extras of the same names."""
+"""The module of each public name.
+
+`ts.spark` and `ts.views` need extras of the same names. So do `View`, `Refreshed`, `Following` and `StatementResult`
+(`views`), and `register_collector` (`metrics`): they are not in `__all__`, so that `import *` works without extras.
+"""
 
 __getattr__ = import_names(__name__, _FROM)
 

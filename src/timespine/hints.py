@@ -34,7 +34,7 @@ SENTENCES: Mapping[str, str] = {
     "change-deadline": "change it with store[{name!r}].forget_within(...)",
     "replace-blocked-name": "pass replace=True to give it again, or give another name",
     "use-another-name": "give another name",
-    "drop-views-first": "drop them first, or pass force=True: they keep their rows, and are refreshed no more",
+    "drop-views-first": "drop them first, or pass force=True: they keep their rows, and are no longer refreshed",
     "drop-again": "drop it again in a moment: the next call that creates or drops a view releases what an interrupted "
     "drop left; or pass force=True",
     "release-or-force": "release them, or pass force=True to drop it anyway",
@@ -46,10 +46,10 @@ SENTENCES: Mapping[str, str] = {
     "storage={{'endpoint': ...}}",
     "check-storage": "check `storage` and the variables of the environment",
     # Times.
-    "read-complete-time": "leave `as_of` out to read the newest complete time, or seal idle collections with "
-    "store.seal_idle()",
+    "read-complete-time": "leave `as_of` out to read the newest complete time, or complete this one: append, seal, or "
+    "on the wall clock store.seal_idle()",
     "wait-for-seal": "seal it up to there, or wait longer",
-    "complete-first": "append to it, seal it, or store.seal_idle()",
+    "complete-first": "append to it, seal it, or on the wall clock store.seal_idle()",
     "give-as-of": "say as_of=(...)",
     "give-upper": "say upper=(...)",
     "give-rows-or-upper": "give rows, or the `upper` to seal at",

@@ -137,6 +137,20 @@ def test_advancing_seals_idle_collections_of_the_wall_clock_at_one_time_in_one_c
         right.snapshot(place.clock.ms, timeout=0)
 
 
+@pytest.mark.parametrize("timeline", ["clock", "counter"])
+def test_hint_of_a_time_that_is_not_complete_helps_on_both_time_lines(place, timeline):
+    store = place.open()
+    numbers = store.create("numbers", key=KEY, timeline=timeline)
+    numbers.append([{"n": 1}], at=5)
+    with pytest.raises(NotSealed, match=r"append, seal, or on the wall clock store\.seal_idle\(\)") as refused:
+        numbers.snapshot(9, timeout=0)
+    assert "store.seal_idle()" not in str(refused.value).partition("on the wall clock")[0]
+    store.seal_idle()
+    assert (numbers.upper == Frontier.at(6)) is (timeline == "counter")
+    numbers.seal(max(10, numbers.upper.elements[0][0]))
+    assert numbers.snapshot(9, timeout=0).count() == 1
+
+
 def test_advancing_goes_never_back_and_leaves_closed_collections_closed(place):
     store = place.open()
     left, closed = store.create("left", key=KEY), store.create("closed", key=KEY)

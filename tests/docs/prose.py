@@ -108,7 +108,7 @@ def problems() -> list[str]:
         found.extend(f"{name}:{line}: {word!r} is discouraged" for line, word in words_in(path))
         if path.suffix == ".py":
             found.extend(f"{name}:{line}: {fault}" for line, fault in docstring_faults(path.read_text()))
-            if name.parts[0] == "src" and name != INVARIANTS:
+            if name.parts[0] in ("src", "examples") and name != INVARIANTS:
                 found.extend(f"{name}:{line}: {fault}" for line, fault in verb_faults(path.read_text()))
     for folder in ("src", "tests", "bench", "examples"):
         for path in sorted((ROOT / folder).rglob("*.py")):

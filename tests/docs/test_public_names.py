@@ -5,11 +5,18 @@ import inspect
 import itertools
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
+from pages import BLOCK
 
 import timespine
 from timespine.location.memory import MemoryBlob, MemoryConsensus
+
+ROOT = Path(__file__).parents[2]
+
+PUBLIC = {f"timespine{name}" for name in ("", ".arrangement", ".errors", ".spark", ".testing.conformance", ".views")}
+"""The modules that pages and examples may import."""
 
 CLASSES = [name for name in timespine.__all__ if inspect.isclass(getattr(timespine, name))]
 
@@ -184,3 +191,22 @@ def test_every_public_field_of_an_exported_class_has_a_sentence_under_it():
     ours = {owner for each in classes for owner in each.__mro__ if owner.__module__.startswith("timespine.")}
     assert len(ours) > 100
     assert sorted(field for kind in ours for field in fields_without_text(kind)) == []
+
+
+def imports_of_ours(source):
+    """Give the modules of ours that a program imports."""
+    for node in ast.walk(ast.parse(source)):
+        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module]
+        yield from (name for name in names if name.partition(".")[0] == "timespine")
+
+
+def test_pages_and_examples_import_only_public_modules():
+    """The pages on formats read bytes that no user handles, and import what decodes them."""
+    programs = [(path, path.read_text()) for path in sorted((ROOT / "examples").rglob("*.py"))]
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        programs.extend((page, text) for kind, text in BLOCK.findall(page.read_text()) if kind == "python")
+    found = [(path.name, name) for path, text in programs for name in imports_of_ours(text)]
+    assert len(found) > 15
+    assert [(path, name) for path, name in found if name not in PUBLIC] == []

@@ -12,6 +12,7 @@ import pytest
 
 import timespine
 import timespine.arrangement
+import timespine.views
 from timespine.errors import TimespineError
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -19,8 +20,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference
 
 Everything that `import timespine as ts` gives, with the first sentences of its docstring; `help(ts.Collection)`
-says the rest. Errors are in `timespine.errors`, too, where their tree is drawn. `python tests/docs/test_reference.py`
-writes this page.
+says the rest. Errors are in `timespine.errors`, too, where their tree is drawn. The last groups are of `ts.spark`,
+`ts.views` and `ts.arrangement`. `python tests/docs/test_reference.py` writes this page.
 """
 
 GROUPS = {
@@ -28,7 +29,7 @@ GROUPS = {
     "Batches built by hand": "BatchBuilder AddResult HollowBatch Run Part Order",
     "Reading": "Rows Snapshot Changes Updates Contents MultiSnapshot Hold CriticalHold",
     "Following": "ChangeFeed FeedEvent CommitStream CommitEvent OpenArrangement ArrangementReads ArrangementHold",
-    "Conditions and shapes": "col Column Predicate Schema Field Frontier Description",
+    "Conditions and shapes": "col Column Predicate define Schema Field Frontier Description",
     "Arguments": "Value Row RowsLike Where SetLike KeyLike SchemaLike TypeLike CreateOptions TimeLike FrontierLike "
     "DurationLike RetentionLike Timeline IfExists IfBehind LatePolicy Multiplicity "
     "ViewPolicy ViewTimes ViewEngine FrameFunction Progress Verification",
@@ -36,7 +37,18 @@ GROUPS = {
     "Results": "CommitResult WriteResult SealResult ExpireResult VacuumResult AppendResult MaintenanceReport Retention",
     "Looking inside": "Inspection BatchInfo PartInfo PlainFrontier HistoryEntry Amplification",
     "Checking": "examine HealthReport Finding FindingKind",
+    "With an extra": "View Refreshed Following StatementResult register_collector",
 }
+
+MODULES = {
+    "Spark": "spark",
+    "Views": "views",
+    "Arrangements": "arrangement",
+}
+"""The modules with groups of their own, by the titles of these."""
+
+WITH_EXTRA = GROUPS["With an extra"].split()
+"""Names that are not in `__all__`: they import libraries that an extra installs."""
 
 
 def errors():
@@ -58,6 +70,7 @@ ALIASES = (
     "client/arguments/time_args.py",
     "client/catalog/retention.py",
     "client/backup/restore_to_commit.py",
+    "arrangement/spine/retention_filters.py",
     "columnar/predicate/where.py",
     "columnar/schema/types.py",
 )
@@ -77,9 +90,9 @@ def alias_docs():
     return found
 
 
-def summary(name):
+def summary(name, module=timespine):
     """Give the first paragraph of a docstring in one line."""
-    text = alias_docs().get(name) or inspect.getdoc(getattr(timespine, name)) or ""
+    text = alias_docs().get(name) or inspect.getdoc(getattr(module, name)) or ""
     return " ".join(text.partition("\n\n")[0].split())
 
 
@@ -90,13 +103,28 @@ def page():
         f"## {title}\n\n" + "\n".join(f"- `{name}`: {summary(name)}" for name in names) + "\n"
         for title, names in groups.items()
     )
-    return "\n".join((HEAD, *lists))
+    return "\n".join((HEAD, *lists, *(page_of_module(*each) for each in MODULES.items())))
+
+
+def page_of_module(title, name):
+    """Write the group of a module."""
+    module = getattr(timespine, name)
+    names = sorted(module.__all__, key=str.lower)
+    return f"## {title}\n\n" + "\n".join(f"- `ts.{name}.{each}`: {summary(each, module)}" for each in names) + "\n"
 
 
 def test_the_reference_has_every_exported_name_once():
     named = [*(name for names in GROUPS.values() for name in names.split()), *errors(), "__version__"]
-    assert sorted(named) == sorted(timespine.__all__)
+    assert sorted(named) == sorted([*timespine.__all__, *WITH_EXTRA])
     assert all(summary(name) for name in named if name != "__version__")
+
+
+@pytest.mark.parametrize("name", MODULES.values())
+def test_the_reference_has_every_exported_name_of_the_modules_with_their_own_groups(name):
+    module = getattr(timespine, name)
+    text = PAGE.read_text()
+    assert [each for each in module.__all__ if text.count(f"`ts.{name}.{each}`: {summary(each, module)}\n") != 1] == []
+    assert all(summary(each, module) for each in module.__all__)
 
 
 def test_the_page_is_written_from_the_docstrings():

@@ -74,13 +74,11 @@ def test_a_view_whose_input_was_dropped_is_reported_and_does_not_hold_back_the_o
         "both": "none",
         "above": "none",
     }
-    assert (
-        "view both is refreshed no more, since a, which it reads, was dropped; drop the view too" in done["both"].error
-    )
-    assert done["above"].error == "view above was not refreshed, since view sums, which it reads, was not"
+    assert "view both is no longer refreshed, because its input a was dropped; drop the view too" in done["both"].error
+    assert done["above"].error == "view above was not refreshed, because its input sums was not"
     assert (done["both"].time, store["both"].upper.time) == (0, 1)
     for fails in (lambda: store.refresh(["both", "sound"]), store.view("both").rebuild, store.view("both").verify):
-        with pytest.raises(ts.UsageError, match="view both is refreshed no more"):
+        with pytest.raises(ts.UsageError, match="view both is no longer refreshed"):
             fails()
     status = store.view("both").status()
     assert (list(status.inputs), status.behind, "was dropped" in status.error) == (["b"], 1, True)
@@ -104,7 +102,9 @@ def test_a_view_with_stages_of_another_version_is_named_and_does_not_hold_back_t
     done = store.refresh()
     assert done["sums"].error.startswith("view sums: the stages of this view were made by another version")
     assert (done["sound"].error, done["sound"].changes, sound.verify().is_exact) == ("", 2, True)
-    assert "since view sums, which" in done["above"].error or done["above"].error.startswith("view above: the stages")
+    assert "because its input sums was not" in done["above"].error or done["above"].error.startswith(
+        "view above: the stages"
+    )
     store.view("sums").rebuild()
     store.view("above").rebuild()
     assert [each.error for each in store.refresh().values()] == ["", "", ""]
@@ -135,7 +135,7 @@ def test_a_view_that_fails_does_not_hold_back_the_others_of_a_refresh_of_all(pla
     store["b"].append([{"k": 1, DIFF: -2}], at=2)
     done = store.refresh()
     assert why in done["fails"].error
-    assert done["above"].error == "view above was not refreshed, since view fails, which it reads, was not"
+    assert done["above"].error == "view above was not refreshed, because its input fails was not"
     assert (done["sums"].time, done["sums"].error, sums.verify().is_exact) == (2, "", True)
     assert (done["fails"].time, done["fails"].engine, done["above"].time) == (1, "none", 1)
     assert (fails.upper.time, above.upper.time) == (2, 2)

@@ -77,7 +77,7 @@ def test_explain_says_what_the_next_refresh_would_do(place):
     assert view.upper == upper
     store.drop("b", force=True)
     assert line(store.view("f")).startswith("next refresh: to ")
-    assert "fails: view v is refreshed no more, since b, which it reads, was dropped" in line(view)
+    assert "fails: view v is no longer refreshed, because its input b was dropped" in line(view)
 
 
 def test_a_fresh_read_refreshes_first_and_only_if_the_view_is_behind(place):

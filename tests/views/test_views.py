@@ -262,7 +262,7 @@ def test_dropping_an_input_names_the_views_that_read_it(place):
     assert store.drop("a", force=True)
     assert rows(view) == before
     with pytest.raises(
-        ts.UsageError, match="view sums is refreshed no more, since a, which it reads, was dropped; drop the view too"
+        ts.UsageError, match="view sums is no longer refreshed, because its input a was dropped; drop the view too"
     ):
         view.refresh()
     assert store.drop("sums")

@@ -23,7 +23,7 @@ SENTENCES: Mapping[str, str] = {
     "change-deadline": "give another name",
     "replace-blocked-name": "add --replace to give it again, or give another name",
     "use-another-name": "give another name",
-    "drop-views-first": "drop them first, or add --force: they keep their rows, and are refreshed no more",
+    "drop-views-first": "drop them first, or add --force: they keep their rows, and are no longer refreshed",
     "drop-again": "drop it again in a moment: the next call that creates or drops a view releases what an interrupted "
     "drop left; or add --force",
     "release-or-force": "release them, or add --force to drop it anyway",

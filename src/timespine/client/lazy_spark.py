@@ -1,4 +1,4 @@
-"""The bridge to Spark: the layer above, which is optional and loaded on first use."""
+"""Import the parts for Spark on first use: they are a layer above this one, and need an extra."""
 
 from __future__ import annotations
 

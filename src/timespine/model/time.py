@@ -32,7 +32,8 @@ def check_time(time: object, arity: int | None = None) -> Time:
     for coordinate in time:
         # bool is an int in Python; True as a time is a mistake, not a 1.
         if type(coordinate) is not int or not 0 <= coordinate <= INT64_MAX:
-            raise UsageError(f"{short_repr(coordinate)} is not a coordinate of a time: an integer from 0 to 2^63 - 1")
+            what, such = ("time", "times") if len(time) == 1 else ("coordinate of a time", "coordinates")
+            raise UsageError(f"{short_repr(coordinate)} is not a {what}: {such} are integers from 0 to 2^63 - 1")
     if arity is not None and len(time) != arity:
         raise UsageError(f"time {time} has {len(time)} coordinates where {arity} are needed")
     return time

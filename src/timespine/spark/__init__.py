@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from timespine.spark.merge_job import merging_on
     from timespine.spark.read.sql_views import register
     from timespine.spark.read.to_spark import release
-    from timespine.spark.read_cdc_files import read_changes, stream_changes
+    from timespine.spark.read_cdc_files import collection_columns, read_changes, stream_changes
     from timespine.spark.setup.session import prepare, session
     from timespine.spark.stream.foreach_batch import foreach_batch
     from timespine.spark.stream.foreach_batch_together import foreach_batch_together
 
 _FROM = {
+    "collection_columns": "read_cdc_files",
     "enrich": "enrich_from_arrangement",
     "foreach_batch": "stream.foreach_batch",
     "foreach_batch_together": "stream.foreach_batch_together",
@@ -69,6 +70,7 @@ def drop_hold(collection: Collection, name: str) -> bool:
 
 
 __all__ = [
+    "collection_columns",
     "drop_hold",
     "drop_reads",
     "drop_sink",

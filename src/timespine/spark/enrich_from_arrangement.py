@@ -120,12 +120,13 @@ def _added(
     """Return the columns to add."""
     schema = opened.layout.schema
     if isinstance(columns, str):
-        raise UsageError("columns is a list of names of columns")
+        raise UsageError("`columns` must be a list of names of columns")
     added = tuple(name for name in schema.names if name not in keys) if columns is None else tuple(columns)
     for name in added:
         schema.field(name)
     if len(set(added)) < len(added):
-        raise UsageError("columns names one of them twice")
+        repeated = next(name for place, name in enumerate(added) if name in added[:place])
+        raise UsageError(f"`columns` names {short_repr(repeated)} twice")
     taken = {name.lower() for name in names}
     twice = [name for name in added if name.lower() in taken]
     if twice:

@@ -97,9 +97,8 @@ def check_frame(given: Any, schema: Schema, extra: tuple[str, ...] = ()) -> None
     """
     arrow = arrow_columns(given)
     check_names(arrow.names, schema, extra)
-    missing = [name for name in schema.key_names if schema.key and name not in arrow.names]
-    if missing:
-        raise UsageError(f"keys need the columns {', '.join(schema.key_names)}: {', '.join(missing)} is missing")
+    if schema.key:
+        refuse_missing(schema.key_names, set(arrow.names))
     for field in arrow:
         if field.name in extra and field.name not in (*schema.names, *schema.system_names):
             continue
@@ -119,7 +118,7 @@ def check_key_frame(given: StructType, schema: Schema) -> list[str]:
     check_names([name for name in given.names if not is_reserved(name)], schema, ())
     keys = StructType([field for field in given.fields if field.name in schema.key_names])
     check_frame(keys, schema)
-    refuse_missing(schema.key_names, set(keys.names))
+    refuse_missing(schema.key_names, set(keys.names), has_key=bool(schema.key))
     # This refuses columns that cannot identify rows, whatever their values.
     parse_keys(schema.arrow.empty_table(), schema)
     return list(keys.names)

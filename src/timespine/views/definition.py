@@ -162,6 +162,6 @@ def current_names(bound: Input, schema: Schema, used: set[str]) -> dict[str, str
 def dropped_input(view: str, name: str) -> UsageError:
     """Make the error for a view with an input that was dropped by force."""
     return UsageError(
-        f"view {view} is refreshed no more, since {name}, which it reads, was dropped",
+        f"view {view} is no longer refreshed, because its input {name} was dropped",
         hint=Hint("drop-or-write-without"),
     )

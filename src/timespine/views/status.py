@@ -84,7 +84,7 @@ class ViewStatus:
     refreshes: list[RefreshPoint]
     """The last refreshes, oldest first."""
     error: str = ""
-    """Why it is refreshed no more: an input of it was dropped. Empty otherwise."""
+    """Why it is no longer refreshed: an input of it was dropped. Empty otherwise."""
 
     @property
     def bytes(self) -> int:

@@ -100,7 +100,7 @@ def test_an_announcement_that_was_given_up_before_it_was_known_is_not_made_again
 
     script.add("compare_and_set", Fault.CONFLICT_DONE, key=LOG)
     script.add("scan", Fault.NONE, key=LOG, skip=1, hook=give_up)
-    with pytest.raises(Determinate, match="was cancelled: do it again"):
+    with pytest.raises(Determinate, match="maintenance cancelled the reservation"):
         catalog.reserve_id("x-1", 5)
     assert script.is_done
     assert other._catalog.read().reserved == {}

@@ -43,7 +43,7 @@ def test_an_append_and_a_seal_complete_up_to_several_times(prices, given):
 
 def test_rows_at_or_after_one_of_the_times_of_an_upper_are_refused(prices):
     for beyond in ((3, 0), (0, 3), (4, 1)):
-        with pytest.raises(UsageError, match="at or after the upper"):
+        with pytest.raises(UsageError, match="at or after"):
             prices.append([{"id": 1}], at=beyond, upper=STAIRS)
     assert prices.upper == Frontier.minimum(2)
 

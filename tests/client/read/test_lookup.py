@@ -115,10 +115,10 @@ def test_lookups_follow_a_renamed_and_a_widened_key(place):
 @pytest.mark.parametrize(
     ("keys", "between", "said"),
     [
-        (None, None, "say which rows"),
-        ({"n": 1}, None, "tenant is not there"),
-        ({"v": 1}, None, "tenant, n is not there"),
-        ([{"tenant": "a"}, {"tenant": "a", "n": 1}], None, "n is not there"),
+        (None, None, "lookup needs a key or a range"),
+        ({"n": 1}, None, "the rows lack the key column 'tenant'"),
+        ({"v": 1}, None, "the rows lack the key columns 'tenant', 'n'"),
+        ([{"tenant": "a"}, {"tenant": "a", "n": 1}], None, "the rows lack the key column 'n'"),
         ({"tenant": "a", "n": 1}, (1, 2), "no key column is left"),
         ({"tenant": "a"}, 5, "a pair"),
         ({"tenant": "a"}, (None, None), "no range"),
@@ -138,7 +138,7 @@ def test_without_key_columns_there_is_no_prefix_and_no_range(place):
     log = place.open().create("log", value={"a": "int64", "b": "int64"}, timeline="counter")
     log.append([{"a": 1, "b": 2}])
     assert log.lookup({"a": 1, "b": 2}).to_pylist() == [{"a": 1, "b": 2}]
-    with pytest.raises(UsageError, match="b is not there"):
+    with pytest.raises(UsageError, match=r"lack the (key )?column 'b'"):
         log.lookup({"a": 1})
     with pytest.raises(UsageError, match="no key columns"):
         log.lookup(between=(1, 2))

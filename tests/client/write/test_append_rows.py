@@ -241,7 +241,7 @@ def test_rows_without_a_column_of_the_key_are_refused(place, rows):
     orders.append([{"k": None, "v": "the row of the null key"}])
     rows = materialize_once(rows)
     for write in (orders.append, orders.upsert, orders.replace):
-        with pytest.raises(UsageError, match="keys need the columns k: k is not there"):
+        with pytest.raises(UsageError, match="the rows lack the key column 'k'"):
             write(rows)
     assert now(orders) == {(None, "the row of the null key"): 1}
 
@@ -279,10 +279,10 @@ def test_an_upper_that_the_next_free_time_is_not_before_is_refused(place):
     orders = create(store)
     assert orders.append([{"k": 1}], upper=4).upper == Frontier.at(4)
     for upper in (2, 4):
-        with pytest.raises(UsageError, match="at or after the upper"):
+        with pytest.raises(UsageError, match="at or after"):
             orders.append([{"k": 2}], upper=upper)
     other["orders"].append([{"k": 3}], upper=8)  # unknown to the first store
-    with pytest.raises(UsageError, match="at or after the upper"):
+    with pytest.raises(UsageError, match="at or after"):
         orders.append([{"k": 2}], upper=8)
     done = orders.append([{"k": 2}], upper=10)
     assert (done.time, done.upper) == (8, Frontier.at(10))
@@ -295,7 +295,7 @@ def test_upper_says_how_far_an_append_completes_the_collection(place):
     assert orders.count(9) == 3
     seqno = orders._handle.state().seqno
     for wrong in (12, 11):
-        with pytest.raises(UsageError, match="at or after the upper"):
+        with pytest.raises(UsageError, match="at or after"):
             orders.append(ROWS, at=12, upper=wrong)
     assert orders._handle.state().seqno == seqno
 

@@ -162,7 +162,7 @@ def test_a_transaction_that_is_placed_again_looks_again_at_what_is_late(place, l
 def test_rows_are_checked_as_always_whatever_becomes_of_late_ones(place, late, named):
     events = place.open().create("events", key={"id": "int64"}, timeline="counter")
     column = named or "_time"
-    with pytest.raises(UsageError, match="keys need the columns id"):
+    with pytest.raises(UsageError, match="the rows lack the key column 'id'"):
         events.write([{"id": 1, column: 3}, {column: 8}], times=named, late=late)
     assert events.write([{"id": 1, column: 3, "_diff": 2}, {"id": 2, column: 8}], times=named, late=late).rows == 2
     assert events.write([], times=named or "t", late=late).rows == 0

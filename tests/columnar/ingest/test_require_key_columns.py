@@ -25,7 +25,7 @@ WHOLE = [{"a": 1, "b": "x", "v": "y"}, {"a": 2, "b": "z"}]
     ids=["all rows", "one of them", "columns", "arrow", "polars"],
 )
 def test_rows_without_a_key_column_are_refused_and_the_column_is_named(rows):
-    with pytest.raises(InvalidRows, match="keys need the columns a, b: b is not there"):
+    with pytest.raises(InvalidRows, match="the rows lack the key column 'b'"):
         require_key_columns(rows, SCHEMA)
 
 

@@ -103,9 +103,9 @@ def test_times_of_several_coordinates_have_several_columns():
     [
         ({"id": [1]}, None, 1, "give `at` or the columns '_time'"),
         ({"id": [1]}, 7, 1, "not a time"),
-        ({"id": [1]}, (-1,), 1, "not a coordinate"),
+        ({"id": [1]}, (-1,), 1, "-1 is not a time"),
         ({"id": [1]}, (1, 2), 1, "1 are needed"),
-        ({"id": [1]}, (True,), 1, "not a coordinate"),
+        ({"id": [1]}, (True,), 1, "True is not a time"),
         ({"id": [1]}, (1,), None, "the rows have no diffs"),
         ({"id": [1]}, (1,), 1.0, "is not a diff"),
         ({"id": [1]}, (1,), True, "is not a diff"),

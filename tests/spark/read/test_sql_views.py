@@ -93,13 +93,13 @@ def test_a_collection_that_spark_cannot_show_does_not_keep_the_others_from_being
 
 def test_workers_that_cannot_run_timespine_are_an_error_before_any_view_is_made(tmp_path, monkeypatch):
     def refuse(spark):
-        raise UsageError("the workers of Spark run /no/python, which cannot run Timespine")
+        raise UsageError("the Python of Spark's workers, /no/python, cannot import Timespine")
 
     monkeypatch.setattr(session_setup, "check_workers", refuse)
     unprepared = mock.MagicMock()
     with ts.open(tmp_path / "store", maintenance=False) as store:
         store.create("orders", key={"id": "int64"})
-        with pytest.raises(UsageError, match=r"^the workers of Spark run /no/python, which cannot run Timespine$"):
+        with pytest.raises(UsageError, match=r"^the Python of Spark's workers, /no/python, cannot import Timespine$"):
             register(store, unprepared)
     assert unprepared.mock_calls == []
 

@@ -299,7 +299,7 @@ def refused(told):
 def test_a_python_that_the_user_chose_is_refused_in_one_sentence_if_it_will_not_do(told_by, tmp_path):
     poor = python_in(tmp_path / "bin", "python3", *NO_MODULES)
     assert refused(told_by(OF_THE_USER, PYSPARK_PYTHON=poor, CONF="{}")) == (
-        f"UsageError: the workers of Spark run {poor}, which cannot run Timespine (ModuleNotFoundError: No module "
+        f"UsageError: the Python of Spark's workers, {poor}, cannot import Timespine (ModuleNotFoundError: No module "
         f"named 'pyarrow'): set PYSPARK_PYTHON, or spark.pyspark.python, to a Python that has it, such as "
         f"{sys.executable}, before Spark starts"
     )
@@ -309,10 +309,10 @@ def test_a_python_that_the_user_chose_is_refused_in_one_sentence_if_it_will_not_
 def test_so_it_is_on_spark_connect_where_only_the_server_can_choose(told_by, tmp_path):
     poor = python_in(tmp_path / "bin", "python3", *NO_MODULES)
     said = refused(told_by(OF_THE_USER, PYSPARK_PYTHON=poor, CONF="{}", CONNECT="1", SPARK_TESTING="1"))
-    assert said.startswith("UsageError: the workers of Spark run a Python, which cannot run Timespine (")
+    assert said.startswith("UsageError: the Python of Spark's workers cannot import Timespine (")
     assert said.endswith("where the Spark Connect server is started")
 
 
 def test_a_python_that_does_not_run_is_refused():
-    with pytest.raises(UsageError, match=r"^the workers of Spark run /no/python, which cannot run Timespine \("):
+    with pytest.raises(UsageError, match=r"^the Python of Spark's workers, /no/python, cannot import Timespine \("):
         worker_python._ask_python("/no/python")

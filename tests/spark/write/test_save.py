@@ -146,7 +146,7 @@ def test_a_read_of_no_store_says_so_first(spark, tmp_path):
     [
         ("SELECT 1L AS id, 2 AS name", {}, "column 'name'"),
         ("SELECT 'x' AS id, 'a' AS name", {}, "column 'id'"),
-        ("SELECT 'a' AS name", {}, "keys need the columns id: id is missing"),
+        ("SELECT 'a' AS name", {}, "the rows lack the key column 'id'"),
         ("SELECT CAST(NULL AS bigint) AS id, 'a' AS name", {}, "column id of the key has nulls"),
         ("SELECT 1L AS id, 'a' AS name", {"key": "name"}, "collection orders exists and has the key id, not name"),
         ("SELECT 1L AS id, 'a' AS name, 3L AS t", {"timeColumn": "t", "seal": "none"}, "late"),

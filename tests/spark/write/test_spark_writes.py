@@ -81,7 +81,7 @@ def test_diffs_and_times_may_come_with_the_rows(items, spark, small_rows):
     assert len(names(items)) == 5
     with pytest.raises(UsageError, match="too late"):
         items.append(gone)
-    with pytest.raises(UsageError, match="at or after the upper"):
+    with pytest.raises(UsageError, match="at or after"):
         items.append(gone.withColumn("_time", F.lit(20).cast("long")), upper=15)
     assert items.append(frame(spark, 100, 110), at=12).time == 12
     with pytest.raises(UpperMismatch):
@@ -95,7 +95,7 @@ def test_diffs_and_times_may_come_with_the_rows(items, spark, small_rows):
     [
         (lambda f: f.withColumn("more", F.lit(1)), "column 'more'"),
         (lambda f: f.withColumn("name", F.lit(1)), "'name'"),
-        (lambda f: f.drop("id"), "id is missing"),
+        (lambda f: f.drop("id"), "the rows lack the key column 'id'"),
         (lambda f: f.withColumn("id", F.when(F.col("id") > 3, F.col("id"))), "of the key has nulls"),
         (lambda f: f.withColumn("wide", F.lit(-1).cast("long")), "does not fit uint64"),
     ],

@@ -1,11 +1,11 @@
-"""A cursor: keys in order, of each the values in order, of each the times in order.
+"""Step through keys in order, through the values of a key in order, and through the times of a value in order.
 
-It sums over batches and hides what cancels: a value whose diffs add up to nothing at every time, a key without values.
-It works by windows (`window`), so a step costs about a microsecond however many batches there are. Bulk work belongs to
-`fetch` and `scan`, which are a hundred times as fast per row.
+A cursor sums over batches. It hides a value whose diffs add up to zero at every time, and a key without values. It
+works by windows (`window`), so that a step costs about a microsecond however many batches there are. `fetch` and `scan`
+are a hundred times as fast per row: use them for many rows.
 
-Keys and values are dictionaries: a key has the arranged columns, a value the others. What is sought may name only the
-first of these columns. It then stands for all that begin with it: forwards the first of them, backwards the last.
+Keys and values are dictionaries: a key has the arranged columns, a value has the others. A call may seek the first
+columns only. Forwards, it finds the first key or value that begins with them, and backwards the last.
 
 A cursor begins at the first key. Keys go forwards until `fast_forward_keys`, and backwards until `rewind_keys`. Calls
 of the other direction are UsageErrors, and change nothing. Values have a direction of their own, which is forwards

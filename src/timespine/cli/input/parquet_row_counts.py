@@ -1,4 +1,4 @@
-"""The files of a load: their number of rows, for a progress bar, and the file of an error."""
+"""Count the rows of each Parquet file of a load: for a progress bar, and to name the file of an error."""
 
 from __future__ import annotations
 

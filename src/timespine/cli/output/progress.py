@@ -13,12 +13,12 @@ from rich.progress import TimeElapsedColumn as Elapsed
 
 from timespine.cli.output.format_text import one_line
 
-Told = Callable[[int, int | None], None]
+ProgressCallback = Callable[[int, int | None], None]
 """A function that takes the amount of finished work, and the total if it is known."""
 
 
 @contextmanager
-def progress(what: str, *, unit: str = "rows", shown: bool = True) -> Iterator[Told]:
+def progress(what: str, *, unit: str = "rows", shown: bool = True) -> Iterator[ProgressCallback]:
     """Show a bar while the block runs; give the function that updates it."""
     if not shown or not _is_seen():
         yield lambda done, total: None

@@ -13,7 +13,7 @@ from timespine.columnar.ingest.to_arrow import check_names, to_arrow
 from timespine.columnar.ingest.update_table import conform_columns
 from timespine.columnar.schema.schema import Schema
 from timespine.columnar.schema.types import is_nested
-from timespine.errors import UsageError
+from timespine.errors import UsageError, short_repr
 from timespine.hints import Hint
 from timespine.libraries import is_lazy_frame
 
@@ -52,7 +52,7 @@ def parse_keys(rows: object, schema: Schema, names: tuple[str, ...] | None = Non
     nested = next((field.name for field in schema.fields if not schema.key and is_nested(field.arrow_type)), None)
     if nested is not None:
         raise UsageError(
-            f"this collection has no key columns, and rows cannot be found by {nested}, which is nested",
+            f"this collection has no key columns, and column {short_repr(nested)} is nested",
             hint=Hint("find-by-where"),
         )
     if isinstance(rows, Mapping) and not any(_is_column(value) for value in rows.values()):
@@ -61,11 +61,11 @@ def parse_keys(rows: object, schema: Schema, names: tuple[str, ...] | None = Non
     check_names(sorted(column_names_of(rows)), schema, ())
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         # Conversion would fill a missing column with its default: for a key, the caller never meant that.
-        refuse_missing(wanted.names, set(wanted.names).intersection(*rows))
+        refuse_missing(wanted.names, set(wanted.names).intersection(*rows), has_key=bool(schema.key))
         rows = [{name: row[name] for name in wanted.names} for row in rows]
         return conform_columns(to_arrow(rows, wanted), wanted)
     table = to_arrow(rows, wanted if isinstance(rows, Mapping) else None)
-    refuse_missing(wanted.names, set(table.column_names))
+    refuse_missing(wanted.names, set(table.column_names), has_key=bool(schema.key))
     return conform_columns(table.select(list(wanted.names)), wanted)
 
 

@@ -73,7 +73,7 @@ class PastStore:
             if isinstance(moved, str):
                 names = self._before_creation(names, moved)
             elif exact is not None and moved[exact[0]] != exact[1]:
-                raise _too_old(
+                raise UsageError(
                     f"the clocks of processes differ so much that commit {exact[1]} cannot be told from later ones"
                 )
             else:
@@ -87,7 +87,7 @@ class PastStore:
             last[exact[0]] = exact[1]
         chosen = {id: seqno for id, seqno in last.items() if seqno is not None}
         if lost := [id for id in ids if id not in chosen]:
-            raise _too_old(f"the log of {lost[0]} begins later")
+            raise UsageError(f"that commit is older than the oldest commit that the log of {lost[0]} keeps")
         return chosen
 
     def _before_creation(self, names: Names, id: str) -> Names:
@@ -100,7 +100,7 @@ class PastStore:
             for earlier, each in pairwise(self.catalogs[: self.catalogs.index(names) + 1]):
                 if any(entry.id == id for entry in each.entries.values()):
                     return earlier
-        raise _too_old(f"the log of {id} begins later")
+        raise UsageError(f"that commit is older than the oldest commit that the log of {id} keeps")
 
     def _catalog_at(self, at_ms: int) -> Names:
         found: Names | None = None
@@ -110,7 +110,7 @@ class PastStore:
             if latest <= at_ms:
                 found = names
         if found is None:
-            raise _too_old("the catalog begins later")
+            raise UsageError("that commit is older than the oldest commit that the catalog keeps")
         return found
 
     def _dropped_before(self, names: Names, at_ms: int) -> dict[str, int]:
@@ -161,10 +161,6 @@ def _last_before(log: PastLog, at_ms: int) -> int | None:
     """Return the newest state of a log as of a time; None if the log begins later."""
     found = [commit.seqno for commit in log.commits if commit.at_ms <= at_ms]
     return max(found, default=None)
-
-
-def _too_old(why: str) -> UsageError:
-    return UsageError(f"the store does not know that commit now: {why}")
 
 
 def read_past(store: Store) -> PastStore:
@@ -224,11 +220,11 @@ def _build(session: Session, log: PastLog, seqno: int) -> Protocol[State]:
     rollups = [number for number in log.rollups if number <= seqno and number >= log.entries[0][0] - 1]
     base = max([*whole, *rollups], default=None)
     if base is None:
-        raise _too_old("no rollup of that time is left")
+        raise UsageError("the state of that commit cannot be read: no rollup of that time is left")
     if base in whole:
         data: bytes | None = next(data for number, data in log.entries if number == base)
     else:
         data = yield from retry(session, GetBlob(log.rollups[base].key))
     if data is None:
-        raise _too_old("the rollup of that time was deleted meanwhile")
+        raise UsageError("the state of that commit cannot be read: the rollup of that time was deleted meanwhile")
     return replay(decode_state(data), [entry for entry in log.entries if base < entry[0] <= seqno])

@@ -55,6 +55,9 @@ NAMED_MAX = 10
 CHANGES_KEPT = 32
 """Changes whose ids the catalog remembers."""
 
+CANCELLED = "maintenance cancelled the reservation"
+"""Why a transaction that took long creates no collection."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -212,11 +215,11 @@ def _check_ids(names: Names) -> None:
     """Raise a UsageError if a collection is in two states at once."""
     there = {entry.id for entry in names.entries.values()}
     if not there.isdisjoint(names.dropped):
-        raise UsageError("an id is both live and dropped")
+        raise UsageError("the catalog is inconsistent: an id is both live and dropped")
     if not {*there, *names.dropped}.isdisjoint({*names.reserved, *names.cancelled}):
-        raise UsageError("an id is both reserved and live or dropped")
+        raise UsageError("the catalog is inconsistent: an id is both reserved and live or dropped")
     if not names.reserved.keys().isdisjoint(names.cancelled):
-        raise UsageError("an id is both reserved and cancelled")
+        raise UsageError("the catalog is inconsistent: an id is both reserved and cancelled")
 
 
 def _check_entry(name: str, entry: CatalogEntry) -> None:
@@ -288,7 +291,7 @@ def with_created(creates: Sequence[tuple[str, CatalogEntry, bool]], reserved: Co
     """
     for name, entry, replace in creates:
         if entry.id in reserved and entry.id not in names.reserved:
-            raise Determinate(f"the transaction took so long that the reservation of {name} was cancelled: do it again")
+            raise Determinate(f"the transaction took so long that {CANCELLED} of {name}; run it again")
         if not replace:
             check_not_blocked(names, name)
             if name in names.entries:
@@ -400,7 +403,7 @@ class Catalog:
             if id in names.reserved or any(entry.id == id for entry in names.entries.values()):
                 return  # reserved, or already created: the reply of an earlier try was lost
             if in_doubt or change in names.changes or id in names.cancelled:
-                raise Determinate("nothing was committed: a reservation was cancelled: do it again")
+                raise Determinate(f"nothing was committed: {CANCELLED}; run the transaction again")
             reserved = {**names.reserved, id: now_ms}
             stored = self._store(change, msgspec.structs.replace(names, reserved=reserved))
             if stored:

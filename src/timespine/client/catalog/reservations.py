@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from timespine.client.catalog.catalog import Catalog, Names
+from timespine.client.catalog.catalog import CANCELLED, Catalog, Names
 from timespine.errors import Determinate
 
 RESERVED_MS = 24 * 3_600_000
@@ -51,7 +51,7 @@ def check_reserved(catalog: Catalog, id: str) -> None:
     """Raise Determinate if an id is neither reserved nor that of a collection: no blob may be put under it."""
     names = catalog.read()
     if id not in names.reserved and not any(entry.id == id for entry in names.entries.values()):
-        raise Determinate("nothing was committed: a reservation was cancelled: do it again")
+        raise Determinate(f"nothing was committed: {CANCELLED}; run the transaction again")
 
 
 def _with_cancelled(ids: Collection[str], now_ms: int, names: Names) -> Names | None:

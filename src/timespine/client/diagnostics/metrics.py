@@ -3,7 +3,7 @@
 Amplification, per collection:
 
     write   bytes written (appends, merges, rollups) per byte appended
-        read    runs that a snapshot as of now has to merge
+    read    runs that a snapshot as of now has to merge
     space   bytes stored (parts, garbage, rollups, log) per byte that is live
 
 They come from the state and the log of the collection, so they are the same in every process and in `inspect`,

@@ -175,11 +175,12 @@ def _check_columns(columns: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """Return the columns that a user gave; raise a UsageError if they are not some columns of a schema, each once."""
     names = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str | bytes) else ()
     if not names or not all(isinstance(name, str) for name in names):
-        raise UsageError("columns is a list of names, at least one")
+        raise UsageError("`columns` must name at least one column")
     for name in names:
         schema.field(name)
     if len(set(names)) != len(names):
-        raise UsageError("columns names one of them twice")
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise UsageError(f"`columns` names {short_repr(twice)} twice")
     return names
 
 

@@ -39,7 +39,7 @@ def restrict_to_lookup(rows: Rows, keys: RowsLike | None, between: object) -> No
     """
     schema = rows._collection_schema
     if keys is None and between is None:
-        raise UsageError("this does not say which rows to look up", hint=Hint("give-key-or-range"))
+        raise UsageError("lookup needs a key or a range", hint=Hint("give-key-or-range"))
     leading = _leading_key_columns(keys, schema) if keys is not None else ()
     if keys is not None:
         rows._only(KeySet(parse_keys(keys, schema, leading)))

@@ -163,7 +163,7 @@ def check_below(table: pa.Table, schema: Schema, upper: Frontier) -> None:
 
 def rows_beyond_error(upper: Frontier) -> UsageError:
     """Make the error for rows at or after the upper of their append."""
-    return UsageError(f"some rows are at or after the upper {upper} that this append is to complete")
+    return UsageError(f"some rows have times at or after {upper}, the upper of this append: give an upper after them")
 
 
 def check_not_before_upper(expected: Frontier | None, lower: Frontier) -> None:

@@ -84,7 +84,7 @@ def _gone(schema: Schema) -> Callable[[pa.Table], RowDelta]:
 def delete_delta(keys: object, where: Where | None) -> Compute:
     """Delete rows by their keys, or by a condition."""
     if (keys is None) == (where is None):
-        raise UsageError("delete either keys, or where a condition holds", hint=Hint("give-keys-or-where"))
+        raise UsageError("delete takes either keys or `where`", hint=Hint("give-keys-or-where"))
     return delete_keys_delta(keys) if where is None else delete_where_delta(where)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from timespine.columnar.ingest.to_arrow import to_arrow
 from timespine.columnar.schema.schema import Schema
-from timespine.errors import InvalidRows
+from timespine.errors import InvalidRows, short_repr
 
 
 def require_key_columns(rows: object, schema: Schema) -> pa.Table:
@@ -29,8 +29,10 @@ def check_key_columns(rows: object, table: pa.Table, schema: Schema) -> None:
         refuse_missing(schema.key_names, set(schema.key_names).intersection(table.column_names, *lists))
 
 
-def refuse_missing(names: Sequence[str], there: set[str]) -> None:
-    """Raise InvalidRows if rows lack one of the columns that identify them."""
+def refuse_missing(names: Sequence[str], there: set[str], *, has_key: bool = True) -> None:
+    """Raise InvalidRows if rows lack one of the columns that identify them; without a key, all columns do."""
     missing = [name for name in names if name not in there]
     if missing:
-        raise InvalidRows(f"keys need the columns {', '.join(names)}: {', '.join(missing)} is not there")
+        what = f"{'key ' if has_key else ''}column{'s' if len(missing) > 1 else ''}"
+        why = "" if has_key else ": without a key, all columns identify a row"
+        raise InvalidRows(f"the rows lack the {what} {', '.join(map(short_repr, missing))}{why}")

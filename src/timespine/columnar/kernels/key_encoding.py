@@ -83,7 +83,7 @@ def encode_arrow_scalar(scalar: pa.Scalar, limit: int | None = None) -> bytes:
     """Encode an Arrow scalar of any class. With a limit, the encoding may end after that number of bytes."""
     encoder = _ENCODERS.get(type(scalar))
     if encoder is None:
-        raise UsageError(f"type {scalar.type} has no order here: it cannot be in a row")
+        raise UsageError(f"values of type {scalar.type} cannot be sorted, so no column may have it")
     if limit is not None and encoder in (_string, _binary) and scalar.is_valid:
         buffer = scalar.as_buffer()
         if buffer.size > limit:

@@ -1,13 +1,12 @@
-"""Reading parts: the boundary between bytes from storage and rows that are believed.
+"""Read parts, and check every byte from storage before a decoder sees it.
 
-The state says how long the tail of a part is and what it hashes to; the footer in
-the tail says the same of every other piece of the file (see `columnar.parts.part_writer`). Here
-nothing is given to a decoder before its hash was compared, and nothing is decoded
-before the sizes that the footer claims were held against limits. What does not fit
-is a CorruptionError.
+The state has the length and the hash of the tail of a part. The footer in the tail has
+the length and the hash of every other piece of the file (see `columnar.parts.part_writer`).
+The reader compares the hash of a piece before it decodes the piece, and holds the sizes in
+the footer against limits. A piece that does not fit is a CorruptionError.
 
 A reader holds the parsed footer and no rows. It never changes once it is open
-(all threads compute the same derived values), so that threads share it
+(all threads compute the same derived values), so threads share it
 and callers keep it in a cache.
 """
 

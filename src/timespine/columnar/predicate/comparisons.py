@@ -75,8 +75,9 @@ class ColumnCondition(Predicate):
 
     def _place(self, value: LiteralValue, types: Types) -> Any:
         """Place a constant among the values of the column."""
+        type = type_of(self.column, types)
         try:
-            return place_literal(value, type_of(self.column, types))
+            return place_literal(value, type)
         except UsageError as error:
             raise InvalidCondition(f"column {short_repr(self.column)}: {error}") from None
 

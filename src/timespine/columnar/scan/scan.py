@@ -1,13 +1,12 @@
-"""Reading runs: parts in order, skipped by statistics, under the schema and through the bounds that are wanted.
+"""Read runs: skip parts by statistics, convert them to the schema, apply the bounds, merge in row order.
 
 A scan turns the runs of a plan into iterators of tables, each ascending in the
-row order, and merges them. What is small is gathered into one table first, so
+row order, and merges them. It gathers small runs into one table first, so
 that ten thousand tiny commits are one run and not ten thousand.
 
-Of the memory M of a scan, what is gathered takes a quarter, and so do the chunks of
-all that is streamed; as much is read ahead. A chunk is a row group at least; its
-footer says how much memory it takes. A merge that has more to stream at once than
-`fits_in_memory` allows merges some of it first (`columnar.merge.merge_engine`).
+A scan splits its memory M: a quarter for gathered small runs, a quarter for chunks of streamed runs, a quarter for
+read-ahead. A chunk is at least one row group; its size comes from the footer. A merge that has more to stream at once
+than `fits_in_memory` allows merges some of it first (`columnar.merge.merge_engine`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The places by scheme. Adapters of object stores are imported when they are needed, so that extras stay extras."""
+"""Find the place for the scheme of a location.
+
+A function imports the adapter of object stores on first use, so that a folder needs no extra.
+"""
 
 from __future__ import annotations
 

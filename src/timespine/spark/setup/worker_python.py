@@ -125,7 +125,7 @@ def _ask_task(spark: SparkSession, where: str) -> None:
     except Exception as error:  # Spark has many classes, and all mean that our tasks do not run
         found = _REASON.search(str(error))
         reason = found[0] if found else next(iter(str(error).splitlines()), type(error).__name__)
-        raise _unfit("a Python", reason, where) from error
+        raise _unfit(None, reason, where) from error
 
 
 def _tell_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -136,8 +136,9 @@ def _tell_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
 
 
-def _unfit(python: str, reason: str, where: str) -> UsageError:
+def _unfit(python: str | None, reason: str, where: str) -> UsageError:
+    named = "" if python is None else f", {python},"
     return UsageError(
-        f"the workers of Spark run {python}, which cannot run Timespine ({reason}): set PYSPARK_PYTHON, or "
+        f"the Python of Spark's workers{named} cannot import Timespine ({reason}): set PYSPARK_PYTHON, or "
         f"spark.pyspark.python, to a Python that has it, such as {sys.executable}, {where}"
     )

@@ -267,7 +267,11 @@ class ViewChecks:
         """
         world = self.world
         for name, error in left.items():
-            lost = ("dropped", "was not refreshed, since view", *(("can no longer be read",) if self.forced else ()))
+            lost = (
+                "dropped",
+                "not refreshed, because its input",
+                *(("can no longer be read",) if self.forced else ()),
+            )
             if not any(each in error for each in lost):
                 world.violate(f"{call} left {name} out: {error}")
         found = {name: self.views[names[name]] for name in told if names.get(name) in self.views}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from timespine.client.catalog.catalog import CANCELLED
 from timespine.client.collection import Collection
 from timespine.client.read.leases import LeasedState
 from timespine.client.store import Store
@@ -142,7 +143,7 @@ class Caller:
         if isinstance(error, CorruptionError | VersionError):
             return False
         if isinstance(error, Unavailable):
-            is_given_up = "was cancelled: do it again" in str(error) and self.world.counts["suspensions"] > 0
+            is_given_up = CANCELLED in str(error) and self.world.counts["suspensions"] > 0
             return history.is_failing or is_given_up
         if isinstance(error, LeaseExpired | Fenced):
             return history.is_disturbed or self.process.is_read_only or self._was_dropped()

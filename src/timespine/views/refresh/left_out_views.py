@@ -63,7 +63,7 @@ class LeftOutViews:
         for work in kept:
             lost = next((each.id for each in work.definition.inputs if each.id in self._ids), None)
             if lost is not None:
-                why = f"view {work.name} was not refreshed, since view {self._ids[lost]}, which it reads, was not"
+                why = f"view {work.name} was not refreshed, because its input {self._ids[lost]} was not"
                 self._add(work.name, work.id, why)
                 return self.remaining(kept)
         return kept

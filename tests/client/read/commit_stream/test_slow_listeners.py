@@ -182,7 +182,7 @@ def test_a_callback_is_called_with_every_event_in_order_by_a_thread_of_its_own(o
     ]
     assert {thread for _, thread in calls} == {listener._thread}
     for take_one in (listener.poll, lambda: next(listener)):
-        with pytest.raises(UsageError, match="the callback of this listener gets its events"):
+        with pytest.raises(UsageError, match="this commit stream delivers to its callback"):
             take_one()
     assert listener._thread.daemon
     listener.close()
@@ -207,7 +207,9 @@ def test_a_callback_that_raises_ends_its_listener_and_disturbs_no_other(store, o
         listener._thread.join(60)
     assert listener.error is error
     assert listener.is_closed
-    assert [record.getMessage() for record in caplog.records] == [f"a listener of orders ended: {type(error).__name__}"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a commit stream of orders ended: {type(error).__name__}"
+    ]
     assert store.metrics()["listeners failed"] == 1
     orders.append(rows(2))
     until(lambda: len(others) == 5)

@@ -150,7 +150,7 @@ def test_keys_of_several_columns_are_matched_as_a_whole(place):
     del expected[1, None, 0], expected[None, "x", 0]
     expected.update({(1, None, 1): 1, (None, "x", 2): 1})
     assert now(collection, "a", "b", "v") == expected
-    with pytest.raises(UsageError, match="b is not there"):
+    with pytest.raises(UsageError, match="the rows lack the key column 'b'"):
         collection.delete({"a": 1})
     collection.delete({"a": [1, None], "b": [None, "x"]})
     assert collection.count() == 7

@@ -125,7 +125,7 @@ class CommitStream(Follower[CommitEvent]):
     def _check_thread(self) -> None:
         """Raise a UsageError if the events belong to a callback."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            raise UsageError("the callback of this listener gets its events: listen again, without one, to take them")
+            raise UsageError("this commit stream delivers to its callback: open one without a callback to iterate")
 
     # Reading commits.
 
@@ -246,10 +246,12 @@ class CommitStream(Follower[CommitEvent]):
         name, seqno = self._handle.name, self._cursor.seqno
         if not self._leased.is_leased:
             return LeaseExpired(
-                f"a listener of {name} fell behind: commits after state {seqno} cannot be read, since a store that "
-                "is open for reading only takes no lease; listen again"
+                f"a commit stream of {name} fell behind: commits after state {seqno} cannot be read, since a store "
+                "that is open for reading only takes no lease; listen again"
             )
-        return LeaseExpired(f"a listener of {name} slept or fell behind, and lost its lease at {seqno}: listen again")
+        return LeaseExpired(
+            f"a commit stream of {name} slept or fell behind, and lost its lease at {seqno}: listen again"
+        )
 
     # Calling back.
 
@@ -261,7 +263,7 @@ class CommitStream(Follower[CommitEvent]):
         except BaseException as error:
             self.error = error
             add_to_counter(self._handle.context.counters, "listeners failed")
-            LOG.error("a listener of %s ended: %s", self._handle.name, type(error).__name__, exc_info=error)
+            LOG.error("a commit stream of %s ended: %s", self._handle.name, type(error).__name__, exc_info=error)
             with contextlib.suppress(TimespineError):
                 self.close()
 
@@ -273,7 +275,7 @@ class CommitStream(Follower[CommitEvent]):
                 return next(self, None)
             except Unavailable:
                 # No event was given, and the next try begins where this one did.
-                LOG.warning("a listener of %s waits: storage is unavailable", self._handle.name)
+                LOG.warning("a commit stream of %s waits: storage is unavailable", self._handle.name)
                 context.committed.wait(context.committed.count, context.look_s)
 
 
