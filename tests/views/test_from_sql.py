@@ -5,7 +5,7 @@ import pytest
 
 from timespine.errors import UnsupportedView
 from timespine.views.open_ties import open_ties
-from timespine.views.plan.algebra import Aggregate, InputScan, Union, nodes_of
+from timespine.views.plan.algebra import Aggregate, InputScan, Top, Union, nodes_of
 from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.parse import parse_query
 
@@ -76,6 +76,46 @@ def test_what_has_no_rule_is_refused_with_its_place(sql, line, column, what):
     reason = refused.value.reasons[0]
     assert (reason.line, reason.column) == (line, column), reason
     assert what in str(reason)
+
+
+def first_top(sql):
+    plan, named = plan_of(parse_query(sql), INPUTS)
+    (top,) = [node for node in nodes_of(plan) if isinstance(node, Top)]
+    shown = {column.name for _, column in named}
+    return [str(key.column) if key.column.name in shown else "hidden" for key in top.order], plan.columns
+
+
+@pytest.mark.parametrize(
+    ("order", "keys"),
+    [
+        ("v, w", ["v", "w"]),
+        ("2, a.G", ["v", "w"]),
+        ("a.k", ["hidden"]),
+        ("G, a.d", ["w", "hidden"]),
+        ("v + 1, -a.k", ["hidden", "v"]),
+        ("length(s), a.s, s", ["hidden", "hidden", "hidden"]),
+    ],
+)
+def test_an_order_takes_columns_of_the_result_by_name_and_others_beside_them(order, keys):
+    """A column with a table is that of the input, though a column of the result has its name."""
+    found, columns = first_top(f"SELECT x, -a.k AS v, G AS w FROM a ORDER BY {order} LIMIT 3")
+    assert (found, len(columns)) == (keys, 3)
+
+
+@pytest.mark.parametrize(
+    ("sql", "what"),
+    [
+        ("SELECT DISTINCT k FROM a ORDER BY G LIMIT 2", "SELECT DISTINCT takes columns of the result"),
+        ("SELECT k FROM a UNION ALL SELECT k FROM b ORDER BY k + 1 LIMIT 2", "UNION takes columns of the result"),
+        ("SELECT k FROM a ORDER BY md5(s) LIMIT 2", "md5"),
+        ("SELECT G, sum(k) AS k FROM a GROUP BY G ORDER BY max(k) LIMIT 2", "inside of an aggregate"),
+        ("SELECT G FROM a GROUP BY G ORDER BY k LIMIT 2", "neither grouped"),
+    ],
+)
+def test_orders_without_a_rule_are_refused(sql, what):
+    with pytest.raises(UnsupportedView) as refused:
+        planned(sql)
+    assert [what in reason.what for reason in refused.value.reasons] == [True], refused.value
 
 
 def test_all_reasons_are_found_at_once():

@@ -15,7 +15,7 @@ from timespine.errors import UnsupportedView
 from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, Project, SetOperation, SortKey, Top, Union
 from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
-from timespine.views.sql.grouping import SelectGroups, sort_key
+from timespine.views.sql.grouping import SelectGroups, name_outputs_in_order, sort_items, sort_key
 from timespine.views.sql.laterals import explode_arrays
 from timespine.views.sql.parse import Query, any_rows, has_no_answer, output_names, qualified
 from timespine.views.sql.prune_columns import prune_columns
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 Named = list[tuple[str, PlanColumn]]
 """The columns of a query with their names, in order."""
+
+Sorts = list[PlanColumn | None]
+"""The columns that each item of ORDER BY with LIMIT sorts by; None for one that is refused."""
 
 REFUSED = InputScan("", ())
 """The place of a plan that is refused, so that the rest of the query is looked at too."""
@@ -118,13 +121,14 @@ class Builder:
                 self.collect(check_args, each.args["alias"], {"this"})
                 known[each.alias.lower()] = self.query(each.this, known, None)
         made = self.collect(self._body, node, known, outer)
-        return self._ordered(node, *(made or (REFUSED, [])))
+        return self._ordered(node, *(made or (REFUSED, [], [None for _ in sort_items(node)])))
 
     def _body(
         self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
-    ) -> tuple[PlanNode, Named]:
+    ) -> tuple[PlanNode, Named, Sorts]:
         if isinstance(node, exp.SetOperation):
-            return self._set_operation(node, ctes)
+            plan, named = self._set_operation(node, ctes)
+            return plan, named, self._sorts_of_set(node, named)
         if isinstance(node, exp.Select):
             return self.select(node, ctes, outer)
         raise refuse(node, f"{node.key} is no SELECT", "write one")
@@ -216,8 +220,8 @@ class Builder:
 
     def select(
         self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
-    ) -> tuple[PlanNode, Named]:
-        """Translate one SELECT."""
+    ) -> tuple[PlanNode, Named, Sorts]:
+        """Translate one SELECT; its plan has columns that only ORDER BY needs, too."""
         for what, reason in _REFUSED.items():
             if node.args.get(what):
                 self.note(refuse(node.args[what][0] if isinstance(node.args[what], list) else node.args[what], *reason))
@@ -231,6 +235,7 @@ class Builder:
         relation.plan = combine(self.fresh, plans, conditions)
         for each in later:
             self.collect(apply_condition, self, each, relation, ctes)
+        self.reasons.extend(name_outputs_in_order(node))
         groups = SelectGroups(self, relation, node, ctes)
         groups.having()
         groups.windows()
@@ -247,7 +252,9 @@ class Builder:
                 self.note(refuse(each, what, "write CAST(NULL AS ...)"))
             named.append((each.alias_or_name, made))
         outputs = [(self.fresh.column(name, each.type), each) for name, each in named]
-        plan: PlanNode = Project(relation.plan, tuple(outputs))
+        columns = [(name, column) for (name, _), (column, _) in zip(named, outputs, strict=True)]
+        sorts, hidden = self._sorts_of_select(node, groups, columns, outputs)
+        plan: PlanNode = Project(relation.plan, (*outputs, *hidden))
         if node.args.get("distinct") is not None:
             if node.args["distinct"].args.get("on"):
                 self.note(refuse(node, "DISTINCT ON has no rule", "use row_number()"))
@@ -255,7 +262,7 @@ class Builder:
             plan = Aggregate(plan, tuple(column for column, _ in outputs), ())
         if len(named) < len(node.expressions) or relation.is_partial:
             self.partial.add(plan)
-        return plan, [(name, column) for (name, _), (column, _) in zip(named, outputs, strict=True)]
+        return plan, columns, sorts
 
     def scalar(self, node: Any, relation: Relation, outer: Relation | None = None) -> Expression:
         """Translate a scalar expression over the columns of a relation."""
@@ -351,30 +358,60 @@ class Builder:
             plan = SetOperation(f"{kind} all" if is_all else kind, left, right)
         return plan, [(name, column) for (name, _), column in zip(named, plan.columns, strict=True)]
 
-    def _ordered(self, node: Any, plan: PlanNode, named: Named) -> tuple[PlanNode, Named]:
+    def _sorts_of_select(
+        self, node: Any, groups: SelectGroups, named: Named, outputs: Sequence[tuple[PlanColumn, Expression]]
+    ) -> tuple[Sorts, list[tuple[PlanColumn, Expression]]]:
+        """Return what ORDER BY with LIMIT sorts by, and the columns of it that SELECT does not have."""
+        by_name = {name.lower(): column for name, column in named}
+        sorts: Sorts = []
+        hidden: list[tuple[PlanColumn, Expression]] = []
+        for each in sort_items(node):
+            if isinstance(each.this, exp.Column) and not each.this.table:
+                sorts.append(by_name.get(each.this.name.lower()))
+                continue
+            # SUBTLE: `a.v` is not the column v of the result, which may be `-v AS v` (test_from_sql.py).
+            made = groups.collected(each.this)
+            column = next((column for column, other in [*outputs, *hidden] if other == made), None)
+            if made is not None and column is None and node.args.get("distinct") is not None:
+                what = "ORDER BY of SELECT DISTINCT takes columns of the result"
+                self.note(refuse(each, what, "add it to SELECT and name it"))
+            elif made is not None and column is None:
+                column = self.fresh.column("sort", made.type)
+                hidden.append((column, made))
+            sorts.append(column)
+        return sorts, hidden
+
+    def _sorts_of_set(self, node: Any, named: Named) -> Sorts:
+        """Return what ORDER BY with LIMIT of a set operation sorts by: columns of the result, by their names."""
+        by_name = {name.lower(): column for name, column in named}
+        sorts: Sorts = []
+        for each in sort_items(node):
+            is_name = isinstance(each.this, exp.Column) and not each.this.table
+            sorts.append(by_name.get(each.this.name.lower()) if is_name else None)
+            if sorts[-1] is None:
+                what = f"ORDER BY with LIMIT of {node.key.upper()} takes columns of the result"
+                self.note(refuse(each, what, "write the name of one, or order a SELECT FROM (...)"))
+        return sorts
+
+    def _ordered(self, node: Any, plan: PlanNode, named: Named, sorts: Sorts) -> tuple[PlanNode, Named]:
         """Keep the first rows in an order. An order without a limit means nothing: a collection has none."""
         limit = node.args.get("limit")
         if limit is None:
             return plan, named
         number = self.collect(self._limit, limit)
-        by_name = {name.lower(): column for name, column in named}
         order: list[SortKey] = []
-        for each in node.args["order"].expressions if node.args.get("order") else ():
-            column = by_name.get(each.this.name.lower()) if isinstance(each.this, exp.Column) else None
-            if column is None and plan in self.partial:
-                continue
-            if column is None:
-                what = "ORDER BY with LIMIT takes columns of the result"
-                self.note(refuse(each, what, "add it to SELECT and name it"))
-                continue
+        for each, column in zip(sort_items(node), sorts, strict=True):
             self.collect(check_args, each, {"this", "desc", "nulls_first"})
-            order.append(sort_key(each, column))
+            if column is not None:
+                order.append(sort_key(each, column))
         if not node.args.get("order"):
             self.note(NoRule(any_rows(limit)))
-        if number is None or not order or plan is REFUSED:
+        if number is None or not order or None in sorts or plan is REFUSED:
             self.partial.add(plan)
             return plan, named
-        top = Top(plan, tuple(order), number)
+        top: PlanNode = Top(plan, tuple(order), number)
+        if len(plan.columns) > len(named):  # the others are those that only the order needs
+            top = Project(top, tuple((column, column) for _, column in named))
         if plan in self.partial:
             self.partial.add(top)
         return top, named

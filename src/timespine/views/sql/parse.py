@@ -21,7 +21,7 @@ from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.sql.laterals import with_laterals
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
-from timespine.views.sql.refusal_reasons import WRITTEN, Reason, reason_at
+from timespine.views.sql.refusal_reasons import WITHOUT_TABLE, WRITTEN, Reason, reason_at
 
 NOT_DETERMINISTIC = {
     *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
@@ -216,6 +216,9 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
     }
     tree = query.tree.copy()
     with_laterals(tree)
+    for order in tree.find_all(exp.Order):
+        for inner in (each for aggregate in order.find_all(exp.AggFunc) for each in aggregate.find_all(exp.Column)):
+            inner.meta[WITHOUT_TABLE] = not inner.table
     for table in tree.find_all(exp.Table):
         if len(table.parts) > 1:  # a collection whose name has a dot
             name = ".".join(part.name for part in table.parts)

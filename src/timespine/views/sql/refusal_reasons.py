@@ -10,6 +10,8 @@ from typing import Any
 WRITTEN = "written"
 """The key of what the user wrote for a function, in the metadata of its node."""
 
+WITHOUT_TABLE = "without table"
+"""The key that says of a column inside of an aggregate in ORDER BY that the user wrote no table before it."""
 
 _OPERATORS = {"regexplike": "rlike"}
 """Operators that the parser has other names for."""
