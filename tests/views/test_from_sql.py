@@ -118,6 +118,33 @@ def test_orders_without_a_rule_are_refused(sql, what):
     assert [what in reason.what for reason in refused.value.reasons] == [True], refused.value
 
 
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("k IN (SELECT k, day FROM b)", "IN compares 1 column with the 2 of its subquery: select 1 there"),
+        ("k NOT IN (SELECT * FROM b)", "1 column with the 2"),
+        ("k IN (SELECT k, count(*) AS n FROM b GROUP BY k)", "1 column with the 2"),
+        ("k IN (SELECT k, k FROM b UNION SELECT k, k FROM a)", "1 column with the 2"),
+        ("(k, G) IN (SELECT k FROM b)", "2 columns with the 1"),
+        ("(k, G) IN (SELECT k, k FROM b)", "IN with several columns has no rule: write EXISTS"),
+    ],
+)
+def test_in_compares_as_many_columns_as_its_subquery_has(query, what):
+    with pytest.raises(UnsupportedView, match=what) as refused:
+        planned(f"SELECT k FROM a WHERE {query}")
+    assert [reason.forbidden for reason in refused.value.reasons] == ["several" not in what]
+
+
+@pytest.mark.parametrize(
+    ("tables", "name"),
+    [("a JOIN a ON a.k = a.G", "a"), ("a LEFT JOIN (SELECT k FROM b) A ON true", "a"), ("b t, a T", "t")],
+)
+def test_two_tables_of_one_name_are_refused(tables, name):
+    with pytest.raises(UnsupportedView, match=f"references to {name} are ambiguous.* AS other"):
+        planned(f"SELECT {name}.k FROM {tables}")
+    planned("SELECT k FROM a WHERE k IN (SELECT a.k FROM a) AND EXISTS (SELECT 1 FROM b a WHERE a.k = 1)")
+
+
 def test_all_reasons_are_found_at_once():
     with pytest.raises(UnsupportedView) as refused:
         planned("SELECT md5(s) AS m, soundex(s) AS n FROM a WHERE s RLIKE 'x' AND G > 1")

@@ -215,6 +215,7 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         name.lower(): {each.name.lower(): "INT" for each in columns} for name, columns in inputs.items()
     }
     tree = query.tree.copy()
+    _check_aliases(query)
     with_laterals(tree)
     for order in tree.find_all(exp.Order):
         for inner in (each for aggregate in order.find_all(exp.AggFunc) for each in aggregate.find_all(exp.Column)):
@@ -233,6 +234,22 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         is_certain = not is_nested and query.tree.find(exp.Lateral, exp.Pivot, exp.Unnest) is None
         found = (*query.forbidden, replace(reason, forbidden=is_certain))
         raise UnsupportedView("the names of the query do not resolve", found) from None
+
+
+def _check_aliases(query: Query) -> None:
+    """Refuse two tables of one FROM that share a name: sqlglot renames one of them, so that a column would be found."""
+    found = []
+    for select in query.tree.find_all(exp.Select):
+        first = [select.args["from_"].this] if select.args.get("from_") else []
+        seen: set[str] = set()
+        for each in [*first, *(join.this for join in select.args.get("joins") or ())]:
+            name = each.alias_or_name.lower()
+            if name and name in seen:
+                what = f"references to {name} are ambiguous, as two tables of this FROM are called so"
+                found.append(reason_at(each, what, f"name one of them differently: {name} AS other"))
+            seen.add(name)
+    if found:
+        raise UnsupportedView("the names of the query do not resolve", (*query.forbidden, *found))
 
 
 def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]) -> list[str]:

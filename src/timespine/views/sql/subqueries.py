@@ -129,6 +129,14 @@ def _one_column(
 ) -> tuple[PlanNode, Expression, list[Expression]]:
     """Translate the query of IN; return its plan, its one expression, and what correlates."""
     select = _query_of(node.args["query"])
+    number = len(select.selects)
+    if number != 1 or isinstance(node.this, exp.Tuple):
+        _look_inside(builder, node, relation, ctes)
+        tested = len(node.this.expressions) if isinstance(node.this, exp.Tuple) else 1
+        if tested == number:
+            raise refuse(node, "IN with several columns has no rule", "write EXISTS, and compare each of them")
+        what = f"IN compares {tested} column{'s' if tested > 1 else ''} with the {number} of its subquery"
+        raise refuse(select, what, f"select {tested} there", forbidden=not isinstance(node.this, exp.Struct))
     if _is_simple(select):
         inner, correlated = _body(builder, select, relation, ctes)
         item = select.expressions[0]
