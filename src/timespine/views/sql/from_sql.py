@@ -346,8 +346,9 @@ class Builder:
             left, right = aligned(self.fresh, left, right)
         except NotListed as error:
             raise refuse(node, str(error), "cast both sides to one type") from None
-        self.check_keys(node, left.columns, node.key.upper())
         is_all = node.args.get("distinct") is False
+        if not (is_all and isinstance(node, exp.Union)):  # UNION ALL compares no rows
+            self.check_keys(node, left.columns, node.key.upper())
         plan: PlanNode
         if isinstance(node, exp.Union):
             plan = Union((left, Project(right, tuple(zip(left.columns, right.columns, strict=True)))))

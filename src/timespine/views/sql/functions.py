@@ -333,7 +333,7 @@ def aggregate_type(function: str, argument: pa.DataType | None) -> pa.DataType:
     if function in ("min", "max"):
         if not (
             argument in _INTS
-            or argument in (TEXT, DATE, BOOL)
+            or argument in (TEXT, DATE, BOOL, pa.float32(), DOUBLE)
             or pa.types.is_decimal(argument)
             or pa.types.is_timestamp(argument)
         ):
