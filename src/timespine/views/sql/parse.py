@@ -85,7 +85,20 @@ def _parsed(text: str) -> Query:
     for node in tree.find_all(exp.Func):
         if "start" in node.meta:
             node.meta[WRITTEN] = text[node.meta["start"] : node.meta["end"] + 1]
+    _name_truths(tree)
     return Query(text, tree, _tables(tree), tuple(_without_answer(tree, text)))
+
+
+def _name_truths(tree: Any) -> None:
+    """Give every(x), some(x) and any(x) the names that sqlglot knows: bool_and and bool_or."""
+    for node in list(tree.find_all(exp.Anonymous, exp.Any)):
+        name, args = str(node.this).lower(), node.expressions
+        if isinstance(node, exp.Any):  # as a right operand it belongs to the comparison
+            name, args = "any" if node.arg_key != "expression" else "", [node.this.unnest()]
+        if name in ("every", "some", "any") and len(args) == 1 and not isinstance(args[0], exp.Query):
+            made = (exp.LogicalAnd if name == "every" else exp.LogicalOr)(this=args[0])
+            made.meta.update({**node.meta, WRITTEN: name})
+            node.replace(made)
 
 
 def _check_first_word(text: str) -> None:
