@@ -170,6 +170,47 @@ def test_aggregates_of_truths_have_all_names_of_spark():
         planned("SELECT any(k) AS a FROM a")
 
 
+@pytest.mark.parametrize(
+    ("sql", "reasons"),
+    [
+        ("SELECT * FROM (SELECT k, G, d FROM a) PIVOT (sum(d) FOR G IN (1 AS one, 2 AS two))", ["PIVOT has no rule"]),
+        ("SELECT k, one AS x FROM a PIVOT (sum(d) FOR G IN (1 AS one)) WHERE k > 1", ["PIVOT has no rule"]),
+        ("SELECT rank() OVER (w ORDER BY k) AS r FROM a WINDOW w AS (PARTITION BY G)", ["windows that name another"]),
+        ("SELECT rank() OVER w AS r FROM a", ["there is no window w"]),
+        ("SELECT to_date(s) AS t FROM a", ["the date of string"]),
+        ("WITH a AS (SELECT * FROM a) SELECT k FROM a", ["a is read here, where the CTE a is not known"]),
+        (
+            "WITH t AS (SELECT * FROM a), a AS (SELECT * FROM t) SELECT t.k FROM t JOIN a ON t.k = a.k",
+            ["a is read here"],
+        ),
+        ("SELECT k FROM (WITH b AS (SELECT k FROM a) SELECT k FROM b) JOIN b USING (k)", ["b is read here"]),
+    ],
+)
+def test_a_part_without_a_rule_is_one_reason_in_the_words_of_the_user(sql, reasons):
+    with pytest.raises(UnsupportedView) as refused:
+        planned(sql)
+    found = [reason.what for reason in refused.value.reasons]
+    assert [what.startswith(said) for what, said in zip(found, reasons, strict=True)] == [True], found
+
+
+def test_the_names_of_windows_stand_for_their_definitions():
+    windows = "WINDOW w AS (PARTITION BY G ORDER BY k), v AS (PARTITION BY s)"
+    named = f"SELECT k, rank() OVER W AS r, sum(k) OVER (v) AS s FROM a {windows}"
+    written = "SELECT k, rank() OVER (PARTITION BY G ORDER BY k) AS r, sum(k) OVER (PARTITION BY s) AS s FROM a"
+    assert [repr(node) for node in nodes_of(planned(named)[0])] == [
+        repr(node) for node in nodes_of(planned(written)[0])
+    ]
+
+
+def test_ctes_are_read_where_they_are_known():
+    inner = "WITH t AS (SELECT k FROM t) SELECT k FROM t"
+    planned(f"WITH t AS (SELECT k FROM a), u AS ({inner}) SELECT t.k FROM t JOIN u USING (k)")
+    _, types = planned(
+        "WITH t AS (SELECT to_date('2020-01-01') AS d, day FROM b) SELECT d FROM t WHERE day > to_date(d)"
+    )
+    assert types == {"d": "date32[day]"}
+
+
 def test_all_reasons_are_found_at_once():
     with pytest.raises(UnsupportedView) as refused:
         planned("SELECT md5(s) AS m, soundex(s) AS n FROM a WHERE s RLIKE 'x' AND G > 1")

@@ -91,3 +91,16 @@ def test_a_fresh_read_refreshes_first_and_only_if_the_view_is_behind(place):
     assert view.snapshot(first + 1, fresh=True, columns=["n"]).to_pylist() == [{"n": before + 1}]
     assert view.snapshot(fresh=True).to_pylist() == [{"n": before + 2}]
     assert view.upper == store["a"].upper
+
+
+def test_explain_says_that_an_order_without_a_limit_is_ignored(place):
+    store = filled(place)
+    ordered = store.view("ordered", sql="SELECT k FROM (SELECT k, g FROM a ORDER BY g) t\nORDER BY k DESC")
+    assert [line for line in ordered.explain().splitlines() if "ignored" in line] == [
+        "line 1, column 44: ORDER BY without LIMIT is ignored: sort what you read",
+        "line 2, column 10: ORDER BY without LIMIT is ignored: sort what you read",
+    ]
+    first = store.view(
+        "first", sql="SELECT k, row_number() OVER (PARTITION BY g ORDER BY k) AS n FROM a ORDER BY k LIMIT 2"
+    )
+    assert "ignored" not in first.explain()

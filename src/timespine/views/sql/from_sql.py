@@ -43,7 +43,7 @@ _REFUSED = {
     "pivots": ("PIVOT has no rule", "write CASE WHEN inside of aggregates"),
     "offset": ("OFFSET has no rule", "number the rows with row_number() and filter by it"),
     "qualify": ("QUALIFY has no rule", "filter by the window function in an outer SELECT"),
-    "windows": ("named windows have no rule", "write the window after OVER"),
+    "windows": ("windows that name another one have no rule", "write all of the window after OVER"),
     "connect": ("CONNECT BY has no rule", "store the hierarchy in a collection"),
     "match": ("MATCH_RECOGNIZE has no rule", "use policy 'full'"),
 }
@@ -142,13 +142,13 @@ class Builder:
         alias_node = node.args.get("alias")
         if alias_node is not None:
             check_args(alias_node, {"this"})
+        if node.args.get("pivots"):
+            self.note(refuse(node, *_REFUSED["pivots"]))
+            raise FollowsRefusal
         if isinstance(node, exp.Subquery):
             plan, named = self.query(node, ctes, None)
         elif isinstance(node, exp.Table):
-            check_args(node, {"this", "alias", "pivots"})
-            if node.args.get("pivots"):
-                self.note(refuse(node, *_REFUSED["pivots"]))
-                raise FollowsRefusal
+            check_args(node, {"this", "alias"})
             name = node.name.lower()
             if name in ctes:
                 plan, named = ctes[name]

@@ -264,7 +264,7 @@ def _texts(name: str, args: list[Expression]) -> Expression:
 
 @_on("year", "month", "day", "quarter", "day of year")
 def _date_part(name: str, args: list[Expression]) -> Expression:
-    return Call(name, (_as_date(args[0]),), INT)
+    return Call(name, (as_date(args[0]),), INT)
 
 
 @_on("hour", "minute")
@@ -278,15 +278,16 @@ def _time_part(name: str, args: list[Expression]) -> Expression:
 def _dates(name: str, args: list[Expression]) -> Expression:
     one, two = args
     if name == "days between":
-        return Call(name, (_as_date(one), _as_date(two)), INT)
+        return Call(name, (as_date(one), as_date(two)), INT)
     if two.type not in (pa.int8(), pa.int16(), INT):
         raise NotListed(f"{name} with {two.type}")
     if name == "add months" and not isinstance(two, Literal):
         raise NotListed("months that are no constant")
-    return Call(name, (_as_date(one), two), DATE)
+    return Call(name, (as_date(one), two), DATE)
 
 
-def _as_date(expression: Expression) -> Expression:
+def as_date(expression: Expression) -> Expression:
+    """Return the date of a date or a timestamp; raise NotListed for others."""
     if expression.type == DATE:
         return expression
     if _is_utc(expression.type):

@@ -243,6 +243,10 @@ class SelectGroups:
     def _window(self, node: Any) -> PlanColumn:
         builder = self._builder
         before = len(builder.reasons)
+        if node.alias and self._node.args.get("windows"):
+            raise FollowsRefusal  # of the windows that have names
+        if node.alias:
+            raise refuse(node, f"there is no window {node.alias}", "define it: WINDOW name AS (...)", forbidden=True)
         if not node.args.get("partition_by"):
             what = "a window without PARTITION BY is recomputed whole at every change"
             builder.note(refuse(node, what, "add one, or policy 'full'"))

@@ -21,7 +21,7 @@ from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.sql.laterals import with_laterals
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
-from timespine.views.sql.refusal_reasons import WITHOUT_TABLE, WRITTEN, Reason, reason_at
+from timespine.views.sql.refusal_reasons import WITHOUT_TABLE, WRITTEN, Reason, reason_at, sorted_reasons
 
 NOT_DETERMINISTIC = {
     *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
@@ -217,9 +217,37 @@ def _tables(tree: Any) -> tuple[str, ...]:
         name = ".".join(part.name for part in table.parts)
         if name.lower() not in ctes:
             found[name] = None
+        elif not _reads_cte(table):
+            what = f"{name} is read here, where the CTE {name} is not known"
+            where = reason_at(table, what, "if you mean the collection, give the CTE another name", forbidden=True)
+            raise UnsupportedView("a CTE has the name of what the query reads", (where,))
     if not found:
         raise UnsupportedView("a view reads at least one collection", (reason_at(tree, "this reads none", "add FROM"),))
     return tuple(found)
+
+
+def _reads_cte(table: Any) -> bool:
+    """Return whether a table is a CTE: one of those before its own, or of a WITH of the queries around it."""
+    inside, above = table, table.parent
+    while above is not None:
+        known = above.expressions if isinstance(above, exp.With) else []
+        if isinstance(above, exp.With):
+            known = known if above.args.get("recursive") else known[: known.index(inside)]
+        elif isinstance(above, exp.Query) and above.args.get("with_") not in (None, inside):
+            known = above.args["with_"].expressions
+        if any(each.alias.lower() == table.name.lower() for each in known):
+            return True
+        inside, above = above, above.parent
+    return False
+
+
+def ignored_orders(query: Query) -> tuple[Reason, ...]:
+    """List the orders that mean nothing, as no LIMIT follows them: a collection has no order."""
+    found = []
+    for each in query.tree.find_all(exp.Query):
+        if each.args.get("order") is not None and not any(each.args.get(name) for name in ("limit", "offset")):
+            found.append(reason_at(each.args["order"], "ORDER BY without LIMIT is ignored", "sort what you read"))
+    return sorted_reasons((), found)
 
 
 def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
@@ -229,6 +257,7 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
     }
     tree = query.tree.copy()
     _check_aliases(query)
+    _expand_windows(tree)
     with_laterals(tree)
     for order in tree.find_all(exp.Order):
         for inner in (each for aggregate in order.find_all(exp.AggFunc) for each in aggregate.find_all(exp.Column)):
@@ -247,6 +276,24 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         is_certain = not is_nested and query.tree.find(exp.Lateral, exp.Pivot, exp.Unnest) is None
         found = (*query.forbidden, replace(reason, forbidden=is_certain))
         raise UnsupportedView("the names of the query do not resolve", found) from None
+
+
+def _expand_windows(tree: Any) -> None:
+    """Put the definitions of WINDOW in the places of their names; what builds on another window stays as it is."""
+    for select in [each for each in tree.find_all(exp.Select) if each.args.get("windows")]:
+        known = {each.name.lower(): each for each in select.args["windows"]}
+        used = [each for each in select.find_all(exp.Window) if each.alias and each.find_ancestor(exp.Select) is select]
+        parts = ("partition_by", "order", "spec")
+        if any(each.alias.lower() not in known or any(each.args.get(part) for part in parts) for each in used):
+            continue
+        if any(each.alias for each in known.values()) or len(known) < len(select.args["windows"]):
+            continue
+        for each in used:
+            meant = known[each.alias.lower()].copy()
+            each.set("alias", None)
+            for part in parts:
+                each.set(part, meant.args.get(part))
+        select.set("windows", None)
 
 
 def _check_aliases(query: Query) -> None:

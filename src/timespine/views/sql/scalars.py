@@ -22,6 +22,7 @@ from timespine.views.sql.functions import (
     INT,
     TEXT,
     NotListed,
+    as_date,
     call,
     cast,
     common_type,
@@ -81,6 +82,7 @@ _ARGS = {
     exp.Substring: {"start", "length"},
     exp.Trim: {"position"},
     exp.TsOrDsAdd: {"unit"},
+    exp.TsOrDsToDate: {"safe"},  # texts that are no constant are Spark's
     exp.Concat: {"safe"},
     exp.DPipe: {"safe"},
     exp.Replace: {"replacement"},
@@ -173,7 +175,7 @@ class Scalars:
         go = self.translate
         if isinstance(node, exp.Paren | exp.TsOrDsToDate):
             inner = go(node.this)
-            return _date_of(inner) if isinstance(node, exp.TsOrDsToDate) else inner
+            return as_date(_date_of(inner)) if isinstance(node, exp.TsOrDsToDate) else inner
         if isinstance(node, exp.Literal | exp.Boolean | exp.Null):
             return literal(node)
         if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
