@@ -10,6 +10,7 @@ SHAPES = {
     "between": "SELECT k FROM a WHERE v BETWEEN 1 AND 4",
     "union all": "SELECT g, v FROM a UNION ALL SELECT g, v FROM b",
     "text": "SELECT k, upper(s) AS u, length(s) AS n, substring(s, 1, 2) AS t FROM a WHERE s LIKE 'x%' OR s LIKE '%y_'",
+    "extremes": "SELECT k, greatest(v, g, 3) AS hi, least(v, k) AS lo, greatest(s, 'b') AS t, left(s, 2) AS u FROM a WHERE greatest(g, v) > 1",
     # Joins.
     "inner": "SELECT a.k, b.k AS bk, a.v FROM a JOIN b ON a.g = b.g",
     "comma": "SELECT a.k, b.k AS bk FROM a, b WHERE a.g = b.g AND a.v < b.v",
