@@ -108,6 +108,10 @@ def test_an_order_takes_columns_of_the_result_by_name_and_others_beside_them(ord
         ("SELECT DISTINCT k FROM a ORDER BY G LIMIT 2", "SELECT DISTINCT takes columns of the result"),
         ("SELECT k FROM a UNION ALL SELECT k FROM b ORDER BY k + 1 LIMIT 2", "UNION takes columns of the result"),
         ("SELECT k FROM a ORDER BY md5(s) LIMIT 2", "md5"),
+        ("SELECT DISTINCT G AS h FROM a ORDER BY a.G LIMIT 2", "SELECT DISTINCT takes columns of the result"),
+        ("SELECT k FROM a ORDER BY rank() OVER (PARTITION BY G ORDER BY k) LIMIT 2", "a window in ORDER BY"),
+        ("SELECT t.k FROM (SELECT k, G AS x, d AS X FROM a ORDER BY x LIMIT 2) t", "x is ambiguous"),
+        ("SELECT x FROM (SELECT k, G AS x, k AS x FROM a) t", "x is ambiguous: several columns of t"),
         ("SELECT G, sum(k) AS k FROM a GROUP BY G ORDER BY max(k) LIMIT 2", "inside of an aggregate"),
         ("SELECT G FROM a GROUP BY G ORDER BY k LIMIT 2", "neither grouped"),
     ],
@@ -116,6 +120,8 @@ def test_orders_without_a_rule_are_refused(sql, what):
     with pytest.raises(UnsupportedView) as refused:
         planned(sql)
     assert [what in reason.what for reason in refused.value.reasons] == [True], refused.value
+    planned("SELECT DISTINCT G FROM a ORDER BY a.G LIMIT 2")
+    planned("SELECT k FROM (SELECT k, G AS x, k AS x FROM a) t")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ class Builder:
         self.partial: set[PlanNode] = {REFUSED}
         """Plans that lack columns, because parts of them are refused."""
         self._has_forbidden = has_forbidden
+        self._ambiguous: set[PlanColumn] = set()
+        """Columns of derived tables and CTEs that share their name with another one there."""
         self._inputs = {name.lower(): (name, schema) for name, schema in inputs.items()}
 
     def query(
@@ -164,6 +166,8 @@ class Builder:
             renamed = [(name, self.fresh.column(name, column.type), column) for name, column in named]
             plan = Project(plan, tuple((new, old) for _, new, old in renamed))
             named = [(name, new) for name, new, _ in renamed]
+            told = [name.lower() for name, _ in named]
+            self._ambiguous.update(column for name, column in named if told.count(name.lower()) > 1)
         alias = node.alias_or_name.lower()
         return Relation(plan, {(alias, name.lower()): column for name, column in named}, is_partial)
 
@@ -279,6 +283,9 @@ class Builder:
                 raise FollowsRefusal
             if found is None:
                 raise refuse(node, f"{node.sql('spark')} is not a column here", "correlate over one level only")
+            if found in self._ambiguous:
+                what = f"{node.name} is ambiguous: several columns of {node.table} are called so"
+                raise refuse(node, what, "name them differently with AS")
             return found
         if isinstance(node, exp.Grouping | exp.GroupingId):
             raise refuse(
@@ -363,17 +370,22 @@ class Builder:
         self, node: Any, groups: SelectGroups, named: Named, outputs: Sequence[tuple[PlanColumn, Expression]]
     ) -> tuple[Sorts, list[tuple[PlanColumn, Expression]]]:
         """Return what ORDER BY with LIMIT sorts by, and the columns of it that SELECT does not have."""
-        by_name = {name.lower(): column for name, column in named}
+        is_distinct = node.args.get("distinct") is not None
         sorts: Sorts = []
         hidden: list[tuple[PlanColumn, Expression]] = []
         for each in sort_items(node):
             if isinstance(each.this, exp.Column) and not each.this.table:
-                sorts.append(by_name.get(each.this.name.lower()))
+                sorts.append(self._output(each, named))
+                continue
+            if each.find(exp.Window) is not None:
+                self.note(refuse(each, "a window in ORDER BY has no rule", "name it in SELECT, and order by the name"))
+                sorts.append(None)
                 continue
             # SUBTLE: `a.v` is not the column v of the result, which may be `-v AS v` (test_from_sql.py).
             made = groups.collected(each.this)
             column = next((column for column, other in [*outputs, *hidden] if other == made), None)
-            if made is not None and column is None and node.args.get("distinct") is not None:
+            is_named = isinstance(each.this, exp.Column) and (each.this.name, column) in named
+            if made is not None and is_distinct and not is_named:
                 what = "ORDER BY of SELECT DISTINCT takes columns of the result"
                 self.note(refuse(each, what, "add it to SELECT and name it"))
             elif made is not None and column is None:
@@ -382,14 +394,22 @@ class Builder:
             sorts.append(column)
         return sorts, hidden
 
+    def _output(self, item: Any, named: Named) -> PlanColumn | None:
+        """Return the column of the result that an item of ORDER BY names."""
+        found = [column for name, column in named if name.lower() == item.this.name.lower()]
+        if len(found) > 1:
+            self.note(refuse(item, f"{item.this.name} is ambiguous", "name the columns of SELECT differently"))
+        if not found and not self.reasons and not self._has_forbidden:  # else it may be a column that is refused
+            self.note(refuse(item, f"{item.this.name} is no column of the result", "add it to SELECT and name it"))
+        return found[0] if len(found) == 1 else None
+
     def _sorts_of_set(self, node: Any, named: Named) -> Sorts:
         """Return what ORDER BY with LIMIT of a set operation sorts by: columns of the result, by their names."""
-        by_name = {name.lower(): column for name, column in named}
         sorts: Sorts = []
         for each in sort_items(node):
             is_name = isinstance(each.this, exp.Column) and not each.this.table
-            sorts.append(by_name.get(each.this.name.lower()) if is_name else None)
-            if sorts[-1] is None:
+            sorts.append(self._output(each, named) if is_name else None)
+            if not is_name:
                 what = f"ORDER BY with LIMIT of {node.key.upper()} takes columns of the result"
                 self.note(refuse(each, what, "write the name of one, or order a SELECT FROM (...)"))
         return sorts
