@@ -64,6 +64,7 @@ COMPARED = ["=", "<>", "<", "<=", ">", ">=", "<=>"]
 OF_TWO = [f"{{a}} {sign} {{b}}" for sign in COMPARED]
 OF_TWO += ["coalesce({a}, {b})", "nullif({a}, {b})", "if({a} is null, {b}, {a})", "case {a} when {b} then 1 end"]
 OF_TWO += ["case when {a} = {b} then {a} else {b} end", "{a} between {b} and {a}", "{a} in ({b}, {a})"]
+OF_TWO += ["greatest({a}, {b})", "least({a}, {b})", "greatest({a}, {b}, {a})", "least({b}, null, {a})"]
 OF_NUMBERS = [f"{{a}} {sign} {{b}}" for sign in ("+", "-", "*", "/", "%", "div")]
 OF_NUMBERS += ["{a} * {b} * {a}", "({a} + {b}) * ({a} - {b})", "-({a} * {b})", "abs({a} - {b}) > {b}"]
 OF_NUMBERS += ["{a} / 3 + {b} / 7", "case when {a} > {b} then {a} * 2 else {b} end", "{a} in (1.5, {b}, 7)"]
@@ -78,6 +79,8 @@ OF_ONE += ["trim({a})", "ltrim({a})", "rtrim({a})", "date({a})", "to_date({a})",
 OF_ONE += ["{a} <=> true", "{a} / 3", "{a} / 0.7e0", "0 - {a}", "{a} + 0", "{a} - 0", "{a} * 1", "{a} * 0"]
 
 OF_TIMES = [f"{{a}} {sign} interval {span}" for sign in "+-" for span in ("3 day", "1 week", "1 month", "2 year")]
+UNITS = ("year", "quarter", "month", "MM", "week", "day", "hour", "minute", "second", "century")
+OF_TIMES += [f"date_trunc('{unit}', {{a}})" for unit in UNITS] + [f"trunc({{a}}, '{unit}')" for unit in UNITS]
 OF_TIMES += ["{a} + interval 100000 month", "{a} - interval 100000 month", "{a} + interval 3 hour"]
 
 PATTERNS = ["a%", "%", "%b%", "_", "", "%a", "a", "a_", "\\\\%", "%\\\\_%", "é", "日_", "😀%", "%\\n", "\\\\"]
@@ -85,6 +88,7 @@ PATTERNS += [".*", "[a]", "^a$", "_%_", "%%", "(a|b)"]
 PARTS = ["a", "", "é", "😀", ".", "\\n", "%", "e"]
 OF_TEXTS = [f"substring({{a}}, {bounds})" for bounds in ("1, 2", "2", "0, 2", "0", "3, 0", "2, 100", "-1", "1, -1")]
 OF_TEXTS += [f"{{a}} like '{each}'" for each in PATTERNS] + ["{a} not like 'a%'", "{a} like '!%' escape '!'"]
+OF_TEXTS += [f"left({{a}}, {number})" for number in (0, 1, 2, 100, -1)]
 OF_TEXTS += [f"{name}({{a}}, '{part}')" for name in ("startswith", "endswith", "contains") for part in PARTS]
 OF_TEXTS += [f"replace({{a}}, {parts})" for parts in ("'a', 'X'", "'a', ''", "'', 'X'", "'é', '$1'", "'.', 'x'", "' '")]
 
@@ -97,10 +101,13 @@ CONSTANTS += ["-9223372036854775808", "0.5", "-0.01", "12345678901234567890.5", 
 CONSTANTS += ["-(2147483648)", "(1 + 1)", "null"]
 WITH_NUMBER = [f"{{a}} {sign} {{c}}" for sign in ("+", "*", "/", "%", "=", "<")]
 WITH_NUMBER += ["{c} - {a}", "{c} / {a}", "{c} < {a}", "coalesce({a}, {c})", "{a} not in ({c}, 7)"]
+WITH_NUMBER += ["greatest({a}, {c})", "least({c}, {a})", "greatest({c}, 0, {a})"]
 WITH_NUMBER += ["case when {a} > {c} then {c} end"]
 OTHERS = ["''", "'a'", "'é'", "'😀'", "'7'", "'2024-02-29'", "date'2024-02-29'", "date'0001-01-01'", "true", "null"]
-OTHERS += ["timestamp'2024-02-29 12:30:15.123456'", "3", "-1"]
+OTHERS += ["timestamp'2024-02-29 12:30:15.123456'", "timestamp'2020-01-01'", "timestamp_ntz'2020-01-01 00:00:59'"]
+OTHERS += ["timestamp'0001-01-01'", "3", "-1"]
 WITH_OTHER = ["{a} = {c}", "{c} < {a}", "{a} <=> {c}", "coalesce({a}, {c})", "nullif({a}, {c})", "{a} in ({c}, null)"]
+WITH_OTHER += ["greatest({a}, {c})", "least({c}, {a})"]
 WITH_OTHER += ["date_add({a}, {c})", "concat({a}, {c})", "datediff({a}, {c})", "{a} between {c} and {a}"]
 
 

@@ -100,6 +100,8 @@ w = w | w is null | year(w) | month(w) | day(w) | quarter(w) | hour(w) | minute(
 h + i | h * b | h > i | h = b | cast(h as bigint) | h % 7 | h div 3 | coalesce(h, i) | h in (1, 300) | c + d | c * 2 | c > d | c - e | c = i | -c | abs(c) | cast(c as decimal(30,8)) | cast(h as string) | i between h and b
 array(i, j) | array(d, e, d) | array(s, 'x', null) | array(b, i) | array(x) | array(i, 2.5) | z.p | z.q | z.P * 2 | z.r.n | coalesce(z.q, s)
 t < date'1994-01-01' + interval '1' year | case when t is null then date'2000-01-01' else t end
+greatest(i, j) | least(i, b, 3) | greatest(x, y) | least(x, 1.5) | greatest(s, u) | least(d, i) | left(s, 2) | cast(d as string) | cast(e as string)
+trunc(t, 'MM') | trunc(t, 'year') | date_trunc('quarter', t) | date_trunc('WEEK', w) | date_trunc('hour', w) | w > timestamp'2000-01-01' | w = t
 """
 TEXTS = [
     each.strip().replace("<pipes>", "||") for each in EXPRESSIONS.replace("||", "<pipes>").replace("\n", "|").split("|")

@@ -137,3 +137,16 @@ def test_explain_names_the_columns_that_would_identify_the_rows_of_a_view_withou
     store["a"].append([{"k": 77, "g": None, "v": 5}])
     assert view.refresh().changes == 1
     assert view.lookup({"g": None}).to_pylist() == [{"g": None, "s": 5}], "the group of nulls has a key too"
+
+
+def test_explain_says_that_an_order_without_a_limit_is_ignored(place):
+    store = filled(place)
+    ordered = store.view("ordered", sql="SELECT k FROM (SELECT k, g FROM a ORDER BY g) t\nORDER BY k DESC")
+    assert [line for line in ordered.explain().splitlines() if "ignored" in line] == [
+        "line 1, column 44: ORDER BY without LIMIT is ignored: sort what you read",
+        "line 2, column 10: ORDER BY without LIMIT is ignored: sort what you read",
+    ]
+    first = store.view(
+        "first", sql="SELECT k, row_number() OVER (PARTITION BY g ORDER BY k) AS n FROM a ORDER BY k LIMIT 2"
+    )
+    assert "ignored" not in first.explain()

@@ -32,6 +32,7 @@ from timespine.views.plan.algebra import (
     nodes_of,
 )
 from timespine.views.plan.expressions import PlanColumn, shown, widened_column
+from timespine.views.sql.parse import ignored_orders, parse_query
 
 _MODES = {
     "incremental": "incremental",
@@ -74,6 +75,8 @@ def explain_text(
         lines.extend(f"  {each}" for each in why)
     if definition.mode == SPARK:
         lines.append("its refreshes need a session of Spark")
+    if definition.sql:
+        lines.extend(map(str, ignored_orders(parse_query(definition.sql))))
     return "\n".join(lines)
 
 

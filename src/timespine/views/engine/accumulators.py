@@ -187,13 +187,7 @@ class Grouping:
                 again = again | (gone <= before).fill_null(False)
             else:
                 again = again | (gone >= before).fill_null(False)
-            made.append(
-                (pl.min_horizontal(now, before) if each.kind == LEAST else pl.max_horizontal(now, before)).alias(
-                    each.name
-                )
-                if each.kind != AGAIN
-                else now
-            )
+            made.append(now if each.kind == AGAIN else _beyond(each.kind, now, before).alias(each.name))
         number = (pl.col(COUNT) + pl.col(f"{COUNT}_old").fill_null(0)).alias(COUNT)
         try:
             folded = both.select([*self.keys, *made, number, again.alias("_again")])
@@ -202,6 +196,13 @@ class Grouping:
         if self.keys:
             folded = folded.filter(pl.col(COUNT) != 0)
         return folded.filter(~pl.col("_again")).select(self.names), folded.filter(pl.col("_again")).select(self.keys)
+
+
+def _beyond(kind: str, now: pl.Expr, before: pl.Expr) -> pl.Expr:
+    """Return the less or the greater of two accumulators, either of which may be null; NaN is the greatest number."""
+    # SUBTLE: max_horizontal leaves NaN out, and a comparison does not (test_doubles.py).
+    is_now = before.is_null() | (now <= before if kind == LEAST else now >= before)
+    return pl.when(now.is_not_null() & is_now).then(now).otherwise(before)
 
 
 def _checked_sum(one: pl.Expr, other: pl.Expr, kind: pl.DataType) -> pl.Expr:
@@ -307,7 +308,11 @@ def _accumulated(each: Accumulator) -> pl.Expr:
         return _of_members(each.call, value, weight)
     # SUBTLE: of changes, only rows that were added. Those that were retracted are looked at apart (test_engine.py).
     added = value.filter(weight > 0)
-    return added.min() if each.kind == LEAST else added.max()
+    if not pa.types.is_floating(each.type):
+        return added.min() if each.kind == LEAST else added.max()
+    # The least of doubles leaves NaN out, and is NaN if there are no others. Both zeros are equal, and shown as 0.0.
+    found = added.min() if each.kind == LEAST else added.nan_max()
+    return pl.when(found == 0).then(pl.lit(0.0).cast(memory_type(each.type))).otherwise(found)
 
 
 def _of_members(call: AggregateCall, value: pl.Expr, weight: pl.Expr) -> pl.Expr:

@@ -223,6 +223,21 @@ def _case(lowering: Lowering, call: Call) -> pl.Expr:
     return result
 
 
+@_on("greatest", "least")
+def _extreme(lowering: Lowering, call: Call) -> pl.Expr:
+    """Compare one by one, without nulls: NaN is the greatest number, and max_horizontal leaves it out."""
+    made, *others = _args(lowering, call)
+    is_constant = not columns_of(call.args[0])
+    for each, argument in zip(others, call.args[1:], strict=True):
+        if call.function == "greatest":
+            is_beyond = each > made if is_constant else made < each  # a constant stands on the right, see `_compare`
+        else:
+            is_beyond = each < made if is_constant else made > each
+        made = pl.when(made.is_null() | is_beyond.fill_null(False)).then(each).otherwise(made)
+        is_constant = is_constant and not columns_of(argument)
+    return made
+
+
 @_on("cast")
 def _cast(lowering: Lowering, call: Call) -> pl.Expr:
     (argument,) = _args(lowering, call)
@@ -394,6 +409,17 @@ def _date_arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
     months = call.args[1]
     assert isinstance(months, Literal)
     return date.dt.offset_by(f"{months.value}mo")
+
+
+_STEPS = {"YEAR": "1y", "QUARTER": "1q", "MONTH": "1mo", "WEEK": "1w"}
+_STEPS |= {"DAY": "1d", "HOUR": "1h", "MINUTE": "1m", "SECOND": "1s"}
+
+
+@_on("trunc", "date_trunc")
+def _start_of(lowering: Lowering, call: Call) -> pl.Expr:
+    moment, unit = call.args if call.function == "trunc" else call.args[::-1]
+    assert isinstance(unit, Literal)
+    return lowering.lower(moment).dt.truncate(_STEPS[str(unit.value)])
 
 
 def fold_constant(expression: Expression) -> Expression:

@@ -15,7 +15,7 @@ from timespine.errors import UnsupportedView
 from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, Project, SetOperation, SortKey, Top, Union
 from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
-from timespine.views.sql.grouping import SelectGroups, sort_key
+from timespine.views.sql.grouping import SelectGroups, name_outputs_in_order, sort_items, sort_key
 from timespine.views.sql.laterals import explode_arrays
 from timespine.views.sql.parse import Query, any_rows, has_no_answer, output_names, qualified
 from timespine.views.sql.prune_columns import prune_columns
@@ -30,6 +30,9 @@ T = TypeVar("T")
 Named = list[tuple[str, PlanColumn]]
 """The columns of a query with their names, in order."""
 
+Sorts = list[PlanColumn | None]
+"""The columns that each item of ORDER BY with LIMIT sorts by; None for one that is refused."""
+
 REFUSED = InputScan("", ())
 """The place of a plan that is refused, so that the rest of the query is looked at too."""
 
@@ -40,7 +43,7 @@ _REFUSED = {
     "pivots": ("PIVOT has no rule", "write CASE WHEN inside of aggregates"),
     "offset": ("OFFSET has no rule", "number the rows with row_number() and filter by it"),
     "qualify": ("QUALIFY has no rule", "filter by the window function in an outer SELECT"),
-    "windows": ("named windows have no rule", "write the window after OVER"),
+    "windows": ("windows that name another one have no rule", "write all of the window after OVER"),
     "connect": ("CONNECT BY has no rule", "store the hierarchy in a collection"),
     "match": ("MATCH_RECOGNIZE has no rule", "use policy 'full'"),
 }
@@ -96,6 +99,8 @@ class Builder:
         self.partial: set[PlanNode] = {REFUSED}
         """Plans that lack columns, because parts of them are refused."""
         self._has_forbidden = has_forbidden
+        self._ambiguous: set[PlanColumn] = set()
+        """Columns of derived tables and CTEs that share their name with another one there."""
         self._inputs = {name.lower(): (name, schema) for name, schema in inputs.items()}
 
     def query(
@@ -118,13 +123,14 @@ class Builder:
                 self.collect(check_args, each.args["alias"], {"this"})
                 known[each.alias.lower()] = self.query(each.this, known, None)
         made = self.collect(self._body, node, known, outer)
-        return self._ordered(node, *(made or (REFUSED, [])))
+        return self._ordered(node, *(made or (REFUSED, [], [None for _ in sort_items(node)])))
 
     def _body(
         self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
-    ) -> tuple[PlanNode, Named]:
+    ) -> tuple[PlanNode, Named, Sorts]:
         if isinstance(node, exp.SetOperation):
-            return self._set_operation(node, ctes)
+            plan, named = self._set_operation(node, ctes)
+            return plan, named, self._sorts_of_set(node, named)
         if isinstance(node, exp.Select):
             return self.select(node, ctes, outer)
         raise refuse(node, f"{node.key} is no SELECT", "write one")
@@ -138,13 +144,13 @@ class Builder:
         alias_node = node.args.get("alias")
         if alias_node is not None:
             check_args(alias_node, {"this"})
+        if node.args.get("pivots"):
+            self.note(refuse(node, *_REFUSED["pivots"]))
+            raise FollowsRefusal
         if isinstance(node, exp.Subquery):
             plan, named = self.query(node, ctes, None)
         elif isinstance(node, exp.Table):
-            check_args(node, {"this", "alias", "pivots"})
-            if node.args.get("pivots"):
-                self.note(refuse(node, *_REFUSED["pivots"]))
-                raise FollowsRefusal
+            check_args(node, {"this", "alias"})
             name = node.name.lower()
             if name in ctes:
                 plan, named = ctes[name]
@@ -160,6 +166,8 @@ class Builder:
             renamed = [(name, self.fresh.column(name, column.type), column) for name, column in named]
             plan = Project(plan, tuple((new, old) for _, new, old in renamed))
             named = [(name, new) for name, new, _ in renamed]
+            told = [name.lower() for name, _ in named]
+            self._ambiguous.update(column for name, column in named if told.count(name.lower()) > 1)
         alias = node.alias_or_name.lower()
         return Relation(plan, {(alias, name.lower()): column for name, column in named}, is_partial)
 
@@ -216,8 +224,8 @@ class Builder:
 
     def select(
         self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]], outer: Relation | None
-    ) -> tuple[PlanNode, Named]:
-        """Translate one SELECT."""
+    ) -> tuple[PlanNode, Named, Sorts]:
+        """Translate one SELECT; its plan has columns that only ORDER BY needs, too."""
         for what, reason in _REFUSED.items():
             if node.args.get(what):
                 self.note(refuse(node.args[what][0] if isinstance(node.args[what], list) else node.args[what], *reason))
@@ -231,6 +239,7 @@ class Builder:
         relation.plan = combine(self.fresh, plans, conditions)
         for each in later:
             self.collect(apply_condition, self, each, relation, ctes)
+        self.reasons.extend(name_outputs_in_order(node))
         groups = SelectGroups(self, relation, node, ctes)
         groups.having()
         groups.windows()
@@ -247,7 +256,9 @@ class Builder:
                 self.note(refuse(each, what, "write CAST(NULL AS ...)"))
             named.append((each.alias_or_name, made))
         outputs = [(self.fresh.column(name, each.type), each) for name, each in named]
-        plan: PlanNode = Project(relation.plan, tuple(outputs))
+        columns = [(name, column) for (name, _), (column, _) in zip(named, outputs, strict=True)]
+        sorts, hidden = self._sorts_of_select(node, groups, columns, outputs)
+        plan: PlanNode = Project(relation.plan, (*outputs, *hidden))
         if node.args.get("distinct") is not None:
             if node.args["distinct"].args.get("on"):
                 self.note(refuse(node, "DISTINCT ON has no rule", "use row_number()"))
@@ -255,7 +266,7 @@ class Builder:
             plan = Aggregate(plan, tuple(column for column, _ in outputs), ())
         if len(named) < len(node.expressions) or relation.is_partial:
             self.partial.add(plan)
-        return plan, [(name, column) for (name, _), (column, _) in zip(named, outputs, strict=True)]
+        return plan, columns, sorts
 
     def scalar(self, node: Any, relation: Relation, outer: Relation | None = None) -> Expression:
         """Translate a scalar expression over the columns of a relation."""
@@ -272,6 +283,9 @@ class Builder:
                 raise FollowsRefusal
             if found is None:
                 raise refuse(node, f"{node.sql('spark')} is not a column here", "correlate over one level only")
+            if found in self._ambiguous:
+                what = f"{node.name} is ambiguous: several columns of {node.table} are called so"
+                raise refuse(node, what, "name them differently with AS")
             return found
         if isinstance(node, exp.Grouping | exp.GroupingId):
             raise refuse(
@@ -339,8 +353,9 @@ class Builder:
             left, right = aligned(self.fresh, left, right)
         except NotListed as error:
             raise refuse(node, str(error), "cast both sides to one type") from None
-        self.check_keys(node, left.columns, node.key.upper())
         is_all = node.args.get("distinct") is False
+        if not (is_all and isinstance(node, exp.Union)):  # UNION ALL compares no rows
+            self.check_keys(node, left.columns, node.key.upper())
         plan: PlanNode
         if isinstance(node, exp.Union):
             plan = Union((left, Project(right, tuple(zip(left.columns, right.columns, strict=True)))))
@@ -351,30 +366,73 @@ class Builder:
             plan = SetOperation(f"{kind} all" if is_all else kind, left, right)
         return plan, [(name, column) for (name, _), column in zip(named, plan.columns, strict=True)]
 
-    def _ordered(self, node: Any, plan: PlanNode, named: Named) -> tuple[PlanNode, Named]:
+    def _sorts_of_select(
+        self, node: Any, groups: SelectGroups, named: Named, outputs: Sequence[tuple[PlanColumn, Expression]]
+    ) -> tuple[Sorts, list[tuple[PlanColumn, Expression]]]:
+        """Return what ORDER BY with LIMIT sorts by, and the columns of it that SELECT does not have."""
+        is_distinct = node.args.get("distinct") is not None
+        sorts: Sorts = []
+        hidden: list[tuple[PlanColumn, Expression]] = []
+        for each in sort_items(node):
+            if isinstance(each.this, exp.Column) and not each.this.table:
+                sorts.append(self._output(each, named))
+                continue
+            if each.find(exp.Window) is not None:
+                self.note(refuse(each, "a window in ORDER BY has no rule", "name it in SELECT, and order by the name"))
+                sorts.append(None)
+                continue
+            # SUBTLE: `a.v` is not the column v of the result, which may be `-v AS v` (test_from_sql.py).
+            made = groups.collected(each.this)
+            column = next((column for column, other in [*outputs, *hidden] if other == made), None)
+            is_named = isinstance(each.this, exp.Column) and (each.this.name, column) in named
+            if made is not None and is_distinct and not is_named:
+                what = "ORDER BY of SELECT DISTINCT takes columns of the result"
+                self.note(refuse(each, what, "add it to SELECT and name it"))
+            elif made is not None and column is None:
+                column = self.fresh.column("sort", made.type)
+                hidden.append((column, made))
+            sorts.append(column)
+        return sorts, hidden
+
+    def _output(self, item: Any, named: Named) -> PlanColumn | None:
+        """Return the column of the result that an item of ORDER BY names."""
+        found = [column for name, column in named if name.lower() == item.this.name.lower()]
+        if len(found) > 1:
+            self.note(refuse(item, f"{item.this.name} is ambiguous", "name the columns of SELECT differently"))
+        if not found and not self.reasons and not self._has_forbidden:  # else it may be a column that is refused
+            self.note(refuse(item, f"{item.this.name} is no column of the result", "add it to SELECT and name it"))
+        return found[0] if len(found) == 1 else None
+
+    def _sorts_of_set(self, node: Any, named: Named) -> Sorts:
+        """Return what ORDER BY with LIMIT of a set operation sorts by: columns of the result, by their names."""
+        sorts: Sorts = []
+        for each in sort_items(node):
+            is_name = isinstance(each.this, exp.Column) and not each.this.table
+            sorts.append(self._output(each, named) if is_name else None)
+            if not is_name:
+                what = f"ORDER BY with LIMIT of {node.key.upper()} takes columns of the result"
+                self.note(refuse(each, what, "write the name of one, or order a SELECT FROM (...)"))
+        return sorts
+
+    def _ordered(self, node: Any, plan: PlanNode, named: Named, sorts: Sorts) -> tuple[PlanNode, Named]:
         """Keep the first rows in an order. An order without a limit means nothing: a collection has none."""
         limit = node.args.get("limit")
         if limit is None:
             return plan, named
         number = self.collect(self._limit, limit)
-        by_name = {name.lower(): column for name, column in named}
         order: list[SortKey] = []
-        for each in node.args["order"].expressions if node.args.get("order") else ():
-            column = by_name.get(each.this.name.lower()) if isinstance(each.this, exp.Column) else None
-            if column is None and plan in self.partial:
-                continue
-            if column is None:
-                what = "ORDER BY with LIMIT takes columns of the result"
-                self.note(refuse(each, what, "add it to SELECT and name it"))
-                continue
+        for each, column in zip(sort_items(node), sorts, strict=True):
             self.collect(check_args, each, {"this", "desc", "nulls_first"})
-            order.append(sort_key(each, column))
+            if column is not None:
+                order.append(sort_key(each, column))
         if not node.args.get("order"):
             self.note(NoRule(any_rows(limit)))
-        if number is None or not order or plan is REFUSED:
+        if number is None or not order or None in sorts or plan is REFUSED:
             self.partial.add(plan)
             return plan, named
-        top = Top(plan, tuple(order), number)
+        top: PlanNode = Top(plan, tuple(order), number)
+        if len(plan.columns) > len(named):  # the others are those that only the order needs
+            top = Project(top, tuple((column, column) for _, column in named))
         if plan in self.partial:
             self.partial.add(top)
         return top, named

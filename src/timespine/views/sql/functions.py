@@ -15,6 +15,7 @@ import pyarrow as pa
 from timespine.views.plan.expressions import DIGITS, FIELD, Call, Expression, Literal
 
 INT, BIGINT, DOUBLE, TEXT, DATE, BOOL = pa.int32(), pa.int64(), pa.float64(), pa.string(), pa.date32(), pa.bool_()
+LOCAL, INSTANT = pa.timestamp("us"), pa.timestamp("us", "UTC")
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 
@@ -73,6 +74,8 @@ def common_type(args: Sequence[Expression], *, compared: bool = False) -> pa.Dat
         raise NotListed("NULL alone has no type")
     if all(each == types[0] for each in types):
         return types[0]
+    if all(each in (DATE, LOCAL, INSTANT) for each in types):
+        return INSTANT if INSTANT in types else LOCAL
     if not all(map(is_number, types)):
         raise NotListed(f"{' and '.join(sorted({str(each) for each in types}))} have no type in common here")
     if DOUBLE in types:
@@ -134,7 +137,7 @@ def _compare(name: str, args: list[Expression]) -> Expression:
         # Spark compares a null with a constant beyond the type as if it were not null.
         if one.type in _INTS and isinstance(two, Literal) and _is_beyond(one.type, two.value):
             raise NotListed(f"comparing {one.type} with {two.value}, which is beyond it")
-    if not (is_number(to) or to in (TEXT, DATE, BOOL) or pa.types.is_timestamp(to)):
+    if not _is_ordered(to):
         raise NotListed(f"comparing {to}")
     return Call(name, tuple(cast(each, to) for each in args), BOOL)
 
@@ -158,6 +161,25 @@ def _case(name: str, args: list[Expression]) -> Expression:
 def _coalesce(name: str, args: list[Expression]) -> Expression:
     to = common_type(args)
     return Call(name, tuple(cast(each, to) for each in args), to)
+
+
+EXTREMES_MAX = 5
+"""The most values of `greatest` and `least` in the process: each of them makes its expression three times as large."""
+
+
+@_on("greatest", "least")
+def _extreme(name: str, args: list[Expression]) -> Expression:
+    to = common_type(args)
+    if not 2 <= len(args) <= EXTREMES_MAX:
+        raise NotListed(f"{name} of {len(args)} values")
+    if not _is_ordered(to):
+        raise NotListed(f"{name} of {to}")
+    return Call(name, tuple(cast(each, to) for each in args), to)
+
+
+def _is_ordered(given: pa.DataType) -> bool:
+    """Return whether the values of a type can be compared."""
+    return is_number(given) or given in (TEXT, DATE, BOOL) or bool(pa.types.is_timestamp(given))
 
 
 @_on("array")
@@ -264,7 +286,7 @@ def _texts(name: str, args: list[Expression]) -> Expression:
 
 @_on("year", "month", "day", "quarter", "day of year")
 def _date_part(name: str, args: list[Expression]) -> Expression:
-    return Call(name, (_as_date(args[0]),), INT)
+    return Call(name, (as_date(args[0]),), INT)
 
 
 @_on("hour", "minute")
@@ -274,19 +296,45 @@ def _time_part(name: str, args: list[Expression]) -> Expression:
     return Call(name, tuple(args), INT)
 
 
+_UNITS = dict.fromkeys(("YEAR", "YYYY", "YY"), "YEAR") | dict.fromkeys(("MONTH", "MM", "MON"), "MONTH")
+_UNITS |= {each: each for each in ("QUARTER", "WEEK")}
+_SHORT_UNITS = {"DAY": "DAY", "DD": "DAY", "HOUR": "HOUR", "MINUTE": "MINUTE", "SECOND": "SECOND"}
+
+
+@_on("trunc")
+def _start_of_period(name: str, args: list[Expression]) -> Expression:
+    date, unit = args
+    known = _UNITS.get(str(unit.value).upper()) if isinstance(unit, Literal) else None
+    if known is None:
+        raise NotListed(f"{name} to this unit")
+    return Call(name, (as_date(date), Literal(known, TEXT)), DATE)
+
+
+@_on("date_trunc")
+def _start_of_time(name: str, args: list[Expression]) -> Expression:
+    unit, moment = args
+    known = {**_UNITS, **_SHORT_UNITS}.get(str(unit.value).upper()) if isinstance(unit, Literal) else None
+    if known is None:
+        raise NotListed(f"{name} to this unit")
+    if moment.type != DATE and moment.type != INSTANT:
+        raise NotListed(f"{name} of {moment.type}")
+    return Call(name, (Literal(known, TEXT), cast(moment, INSTANT)), INSTANT)
+
+
 @_on("add days", "add months", "days between")
 def _dates(name: str, args: list[Expression]) -> Expression:
     one, two = args
     if name == "days between":
-        return Call(name, (_as_date(one), _as_date(two)), INT)
+        return Call(name, (as_date(one), as_date(two)), INT)
     if two.type not in (pa.int8(), pa.int16(), INT):
         raise NotListed(f"{name} with {two.type}")
     if name == "add months" and not isinstance(two, Literal):
         raise NotListed("months that are no constant")
-    return Call(name, (_as_date(one), two), DATE)
+    return Call(name, (as_date(one), two), DATE)
 
 
-def _as_date(expression: Expression) -> Expression:
+def as_date(expression: Expression) -> Expression:
+    """Return the date of a date or a timestamp; raise NotListed for others."""
     if expression.type == DATE:
         return expression
     if _is_utc(expression.type):
@@ -299,7 +347,7 @@ def _is_utc(given: pa.DataType) -> bool:
 
 
 def explicit_cast(expression: Expression, to: pa.DataType) -> Expression:
-    """Apply CAST, where the list has it: to wider types, and whole numbers and dates to text."""
+    """Apply CAST, where the list has it: to wider types, and whole numbers, decimals and dates to text."""
     before = expression.type
     if before == to:
         return expression
@@ -309,7 +357,7 @@ def explicit_cast(expression: Expression, to: pa.DataType) -> Expression:
         (before in _INTS and to in _INTS and _INTS.index(before) < _INTS.index(to))
         or (before in _INTS and to == DOUBLE)
         or (pa.types.is_decimal(before) and to == DOUBLE)
-        or ((before in _INTS or before == DATE) and to == TEXT)
+        or ((before in _INTS or before == DATE or pa.types.is_decimal(before)) and to == TEXT)
         or (to == DATE and _is_utc(before))
         or (pa.types.is_decimal(to) and (before in _INTS or pa.types.is_decimal(before)) and _fits(expression, to))
     )
@@ -333,7 +381,7 @@ def aggregate_type(function: str, argument: pa.DataType | None) -> pa.DataType:
     if function in ("min", "max"):
         if not (
             argument in _INTS
-            or argument in (TEXT, DATE, BOOL)
+            or argument in (TEXT, DATE, BOOL, pa.float32(), DOUBLE)
             or pa.types.is_decimal(argument)
             or pa.types.is_timestamp(argument)
         ):

@@ -16,7 +16,15 @@ from sqlglot import exp
 from timespine.views.plan.algebra import Aggregate, AggregateCall, PlanNode, Project, SortKey, Union, WindowNode
 from timespine.views.plan.expressions import Expression, Literal, PlanColumn
 from timespine.views.sql.aggregates import Aggregates, arguments_of, is_aggregate
-from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, check_args, refuse
+from timespine.views.sql.refusal_reasons import (
+    WITHOUT_TABLE,
+    FollowsRefusal,
+    NoRule,
+    Reason,
+    check_args,
+    reason_at,
+    refuse,
+)
 from timespine.views.sql.relations import Relation, filtered, with_columns
 from timespine.views.sql.scalars import Scalars
 from timespine.views.sql.windows import window_call
@@ -74,11 +82,15 @@ class SelectGroups:
             raise refuse(node, f"{node.name} is neither grouped nor aggregated", "add it to GROUP BY")
         return self._builder.resolve(node, self._relation)
 
+    def _parts(self) -> list[Any]:
+        """List the expressions of SELECT, HAVING, and ORDER BY with LIMIT."""
+        order = [each.this for each in sort_items(self._node)]
+        return [*self._node.expressions, self._node.args.get("having"), *order]
+
     def _aggregates(self) -> list[Any]:
-        """List the aggregates of SELECT and HAVING, each text once."""
+        """List the aggregates of SELECT, HAVING and ORDER BY, each text once."""
         found: dict[str, Any] = {}
-        parts = [*self._node.expressions, self._node.args.get("having")]
-        for part in parts:
+        for part in self._parts():
             for each in _walk(part):
                 if isinstance(each, exp.Grouping | exp.GroupingId):
                     continue
@@ -159,7 +171,7 @@ class SelectGroups:
     def _groupings(self, texts: list[str], names: Sequence[str]) -> dict[str, tuple[pa.DataType, list[str]]]:
         """List the uses of grouping() and grouping_id(): their types, and the keys whose absence they tell."""
         found: dict[str, tuple[pa.DataType, list[str]]] = {}
-        for part in [*self._node.expressions, self._node.args.get("having")]:
+        for part in self._parts():
             for each in _walk(part):
                 if isinstance(each, exp.Grouping):
                     wanted = [_text(argument) for argument in each.expressions]
@@ -217,7 +229,7 @@ class SelectGroups:
     def windows(self) -> None:
         """Add the values of window functions, as columns."""
         found: dict[str, Any] = {}
-        for each in self._node.expressions:
+        for each in [*self._node.expressions, *(each.this for each in sort_items(self._node))]:
             for node in _walk(each):
                 if isinstance(node, exp.Window):
                     found.setdefault(_text(node), node)
@@ -231,6 +243,10 @@ class SelectGroups:
     def _window(self, node: Any) -> PlanColumn:
         builder = self._builder
         before = len(builder.reasons)
+        if node.alias and self._node.args.get("windows"):
+            raise FollowsRefusal  # of the windows that have names
+        if node.alias:
+            raise refuse(node, f"there is no window {node.alias}", "define it: WINDOW name AS (...)", forbidden=True)
         if not node.args.get("partition_by"):
             what = "a window without PARTITION BY is recomputed whole at every change"
             builder.note(refuse(node, what, "add one, or policy 'full'"))
@@ -276,6 +292,32 @@ def _members(node: Any) -> list[Any]:
     if isinstance(node, exp.Tuple):
         return list(node.expressions)
     return [node.this] if isinstance(node, exp.Paren) else [node]
+
+
+def sort_items(node: Any) -> list[Any]:
+    """List the items of ORDER BY, if a LIMIT makes them matter."""
+    order = node.args.get("order")
+    return list(order.expressions) if order is not None and node.args.get("limit") is not None else []
+
+
+def name_outputs_in_order(node: Any) -> list[Reason]:
+    """Put the expressions of SELECT in the places of their names inside of ORDER BY; return what has no rule.
+
+    A name alone stays: it is the column of the result.
+    """
+    values = {each.alias_or_name.lower(): each.unalias() for each in node.expressions}
+    reasons = []
+    for item in sort_items(node):
+        for each in _walk(item.this) if not isinstance(item.this, exp.Column) else ():
+            value = values.get(each.name.lower()) if isinstance(each, exp.Column) else None
+            if value is None:
+                continue
+            if each.meta.get(WITHOUT_TABLE) and value != each:
+                what = f"{each.name} inside of an aggregate is a column of the result, and of what it reads"
+                reasons.append(reason_at(item, what, "write the table before it, or another name after AS"))
+            elif not each.table:
+                each.replace(exp.paren(value.copy()))
+    return reasons
 
 
 def sort_key(node: Any, column: PlanColumn) -> SortKey:

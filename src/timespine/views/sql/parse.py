@@ -21,7 +21,7 @@ from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.sql.laterals import with_laterals
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
-from timespine.views.sql.refusal_reasons import WRITTEN, Reason, reason_at
+from timespine.views.sql.refusal_reasons import WITHOUT_TABLE, WRITTEN, Reason, reason_at, sorted_reasons
 
 NOT_DETERMINISTIC = {
     *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
@@ -85,7 +85,20 @@ def _parsed(text: str) -> Query:
     for node in tree.find_all(exp.Func):
         if "start" in node.meta:
             node.meta[WRITTEN] = text[node.meta["start"] : node.meta["end"] + 1]
+    _name_truths(tree)
     return Query(text, tree, _tables(tree), tuple(_without_answer(tree, text)))
+
+
+def _name_truths(tree: Any) -> None:
+    """Give every(x), some(x) and any(x) the names that sqlglot knows: bool_and and bool_or."""
+    for node in list(tree.find_all(exp.Anonymous, exp.Any)):
+        name, args = str(node.this).lower(), node.expressions
+        if isinstance(node, exp.Any):  # as a right operand it belongs to the comparison
+            name, args = "any" if node.arg_key != "expression" else "", [node.this.unnest()]
+        if name in ("every", "some", "any") and len(args) == 1 and not isinstance(args[0], exp.Query):
+            made = (exp.LogicalAnd if name == "every" else exp.LogicalOr)(this=args[0])
+            made.meta.update({**node.meta, WRITTEN: name})
+            node.replace(made)
 
 
 def _check_first_word(text: str) -> None:
@@ -204,9 +217,37 @@ def _tables(tree: Any) -> tuple[str, ...]:
         name = ".".join(part.name for part in table.parts)
         if name.lower() not in ctes:
             found[name] = None
+        elif not _reads_cte(table):
+            what = f"{name} is read here, where the CTE {name} is not known"
+            where = reason_at(table, what, "if you mean the collection, give the CTE another name", forbidden=True)
+            raise UnsupportedView("a CTE has the name of what the query reads", (where,))
     if not found:
         raise UnsupportedView("a view reads at least one collection", (reason_at(tree, "this reads none", "add FROM"),))
     return tuple(found)
+
+
+def _reads_cte(table: Any) -> bool:
+    """Return whether a table is a CTE: one of those before its own, or of a WITH of the queries around it."""
+    inside, above = table, table.parent
+    while above is not None:
+        known = above.expressions if isinstance(above, exp.With) else []
+        if isinstance(above, exp.With):
+            known = known if above.args.get("recursive") else known[: known.index(inside)]
+        elif isinstance(above, exp.Query) and above.args.get("with_") not in (None, inside):
+            known = above.args["with_"].expressions
+        if any(each.alias.lower() == table.name.lower() for each in known):
+            return True
+        inside, above = above, above.parent
+    return False
+
+
+def ignored_orders(query: Query) -> tuple[Reason, ...]:
+    """List the orders that mean nothing, as no LIMIT follows them: a collection has no order."""
+    found = []
+    for each in query.tree.find_all(exp.Query):
+        if each.args.get("order") is not None and not any(each.args.get(name) for name in ("limit", "offset")):
+            found.append(reason_at(each.args["order"], "ORDER BY without LIMIT is ignored", "sort what you read"))
+    return sorted_reasons((), found)
 
 
 def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
@@ -215,7 +256,12 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         name.lower(): {each.name.lower(): "INT" for each in columns} for name, columns in inputs.items()
     }
     tree = query.tree.copy()
+    _check_aliases(query)
+    _expand_windows(tree)
     with_laterals(tree)
+    for order in tree.find_all(exp.Order):
+        for inner in (each for aggregate in order.find_all(exp.AggFunc) for each in aggregate.find_all(exp.Column)):
+            inner.meta[WITHOUT_TABLE] = not inner.table
     for table in tree.find_all(exp.Table):
         if len(table.parts) > 1:  # a collection whose name has a dot
             name = ".".join(part.name for part in table.parts)
@@ -230,6 +276,40 @@ def qualified(query: Query, inputs: Mapping[str, pa.Schema]) -> Any:
         is_certain = not is_nested and query.tree.find(exp.Lateral, exp.Pivot, exp.Unnest) is None
         found = (*query.forbidden, replace(reason, forbidden=is_certain))
         raise UnsupportedView("the names of the query do not resolve", found) from None
+
+
+def _expand_windows(tree: Any) -> None:
+    """Put the definitions of WINDOW in the places of their names; what builds on another window stays as it is."""
+    for select in [each for each in tree.find_all(exp.Select) if each.args.get("windows")]:
+        known = {each.name.lower(): each for each in select.args["windows"]}
+        used = [each for each in select.find_all(exp.Window) if each.alias and each.find_ancestor(exp.Select) is select]
+        parts = ("partition_by", "order", "spec")
+        if any(each.alias.lower() not in known or any(each.args.get(part) for part in parts) for each in used):
+            continue
+        if any(each.alias for each in known.values()) or len(known) < len(select.args["windows"]):
+            continue
+        for each in used:
+            meant = known[each.alias.lower()].copy()
+            each.set("alias", None)
+            for part in parts:
+                each.set(part, meant.args.get(part))
+        select.set("windows", None)
+
+
+def _check_aliases(query: Query) -> None:
+    """Refuse two tables of one FROM that share a name: sqlglot renames one of them, so that a column would be found."""
+    found = []
+    for select in query.tree.find_all(exp.Select):
+        first = [select.args["from_"].this] if select.args.get("from_") else []
+        seen: set[str] = set()
+        for each in [*first, *(join.this for join in select.args.get("joins") or ())]:
+            name = each.alias_or_name.lower()
+            if name and name in seen:
+                what = f"references to {name} are ambiguous, as two tables of this FROM are called so"
+                found.append(reason_at(each, what, f"name one of them differently: {name} AS other"))
+            seen.add(name)
+    if found:
+        raise UnsupportedView("the names of the query do not resolve", (*query.forbidden, *found))
 
 
 def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]) -> list[str]:

@@ -7,9 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from sqlglot import exp
+
 WRITTEN = "written"
 """The key of what the user wrote for a function, in the metadata of its node."""
 
+WITHOUT_TABLE = "without table"
+"""The key that says of a column inside of an aggregate in ORDER BY that the user wrote no table before it."""
 
 _OPERATORS = {"regexplike": "rlike"}
 """Operators that the parser has other names for."""
@@ -92,5 +96,6 @@ def check_args(node: Any, allowed: set[str]) -> None:
     """Refuse a node with a part that its translation does not look at: to ignore it would change the meaning."""
     for name, value in node.args.items():
         if value and name not in allowed:
-            what = f"{name.strip('_').replace('_', ' ').upper()} of {node.key} has no rule"
+            whole = written_name(node) if isinstance(node, exp.Func) else node.key
+            what = f"{name.strip('_').replace('_', ' ').upper()} of {whole} has no rule"
             raise refuse(value if hasattr(value, "walk") else node, what, "leave it out, or use policy 'full'")

@@ -19,9 +19,11 @@ from timespine.views.sql.functions import (
     BIGINT,
     DATE,
     DOUBLE,
+    INSTANT,
     INT,
     TEXT,
     NotListed,
+    as_date,
     call,
     cast,
     common_type,
@@ -81,9 +83,15 @@ _ARGS = {
     exp.Substring: {"start", "length"},
     exp.Trim: {"position"},
     exp.TsOrDsAdd: {"unit"},
+    exp.TsOrDsToDate: {"safe"},  # texts that are no constant are Spark's
     exp.Concat: {"safe"},
     exp.DPipe: {"safe"},
     exp.Replace: {"replacement"},
+    exp.Greatest: {"ignore_nulls"},
+    exp.Least: {"ignore_nulls"},
+    exp.Left: set(),
+    exp.DateTrunc: {"unit"},
+    exp.TimestampTrunc: {"unit"},
     exp.Like: {"negate"},
     exp.Literal: {"is_string"},
     exp.Div: {"safe", "typed"},  # a division by zero is declined, so whether it is null does not matter
@@ -173,7 +181,7 @@ class Scalars:
         go = self.translate
         if isinstance(node, exp.Paren | exp.TsOrDsToDate):
             inner = go(node.this)
-            return _date_of(inner) if isinstance(node, exp.TsOrDsToDate) else inner
+            return as_date(_date_of(inner)) if isinstance(node, exp.TsOrDsToDate) else inner
         if isinstance(node, exp.Literal | exp.Boolean | exp.Null):
             return literal(node)
         if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
@@ -218,6 +226,14 @@ class Scalars:
         if isinstance(node, exp.Substring):
             bounds = [node.args[each] for each in ("start", "length") if node.args.get(each) is not None]
             return call("substring", go(node.this), *map(go, bounds))
+        if isinstance(node, exp.Left):
+            return call("substring", go(node.this), Literal(1, INT), go(node.expression))
+        if isinstance(node, exp.Greatest | exp.Least):
+            return call(node.key, go(node.this), *map(go, node.expressions))
+        if isinstance(node, exp.DateTrunc):
+            return call("trunc", go(node.this), _unit(node))
+        if isinstance(node, exp.TimestampTrunc):
+            return call("date_trunc", _unit(node), go(node.this))
         if isinstance(node, exp.Trim) and node.expression is None:
             side = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or ""), "trim")
             return call(side, go(node.this))
@@ -260,6 +276,10 @@ class Scalars:
             to = parse_type(node.to.sql("spark").lower())
         except UnsupportedType:
             raise NotListed(f"CAST to {node.to.sql('spark')}") from None
+        if node.to.is_type("timestamptz", "timestampltz"):
+            to = INSTANT  # TIMESTAMP is a moment in Spark
+        if pa.types.is_timestamp(to) and isinstance(inner, Literal) and inner.type == TEXT:
+            return _timestamp_of(str(inner.value), to)
         if pa.types.is_timestamp(to):
             raise NotListed("CAST to a timestamp")
         if isinstance(inner, Literal) and inner.type == TEXT and to == DATE:
@@ -328,6 +348,28 @@ def _date_of(expression: Expression) -> Expression:
         except ValueError:
             raise NotListed(f"{expression.value!r} as a date") from None
     return expression
+
+
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d:\d\d(\.\d{1,6})?)?")
+
+
+def _timestamp_of(text: str, to: pa.DataType) -> Expression:
+    """Return a text constant as a timestamp; those with zones, and with fewer parts, are Spark's."""
+    try:
+        if not _TIMESTAMP.fullmatch(text.strip()):
+            raise ValueError
+        value = datetime.datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise NotListed(f"{text!r} as a timestamp") from None
+    return Literal(value.replace(tzinfo=datetime.UTC) if to.tz is not None else value, to)
+
+
+def _unit(node: Any) -> Expression:
+    """Return the unit of a function that truncates times, as a text; others are no constants."""
+    unit = node.args.get("unit")
+    if not isinstance(unit, exp.Var | exp.Literal):
+        raise NotListed("a unit that is no constant")
+    return Literal(unit.name, TEXT)
 
 
 def _dates_of_texts(one: Expression, two: Expression) -> tuple[Expression, Expression]:

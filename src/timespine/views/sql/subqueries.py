@@ -3,6 +3,7 @@
     EXISTS (S), x IN (S)             a semi join on what correlates, and x = y
     NOT EXISTS (S)                   an anti join
     x NOT IN (S)                     rows with x: no y = x, and no y is null; rows without: S is empty
+      correlated                     an anti join on what correlates, and (x = y, or x is null, or y is null)
     (SELECT aggregate FROM S)        a cross join with one row; correlated by equalities, an outer join with groups
 
 The third is three-valued: a null on either side makes NOT IN unknown. In the fourth, a row without a group sees what
@@ -32,7 +33,8 @@ Ctes = Mapping[str, tuple["PlanNode", "Named"]]
 
 _ARITHMETIC = {"+", "-", "*", "/", "cast", "negative"}
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
-_NOT_SCALAR = ("group", "limit", "distinct", "having", "with_")
+_SIMPLE = {"expressions", "from_", "joins", "where", "laterals", "order", "hint"}
+"""The parts of a subquery that may be correlated. Its order means nothing, as LIMIT and OFFSET are not among them."""
 _PLAIN = (exp.Paren, exp.Mul, exp.Add, exp.Sub, exp.Div, exp.Neg)
 
 
@@ -79,13 +81,23 @@ def _look_inside(builder: Builder, node: Any, relation: Relation, ctes: Ctes) ->
             builder.query(query, ctes, relation)
 
 
-def _is_simple(select: Any) -> bool:
+def _is_simple(select: Any, ignored: frozenset[str] = frozenset()) -> bool:
     """Return whether a subquery is only FROM and WHERE, so that it may be correlated."""
-    if not isinstance(select, exp.Select):
-        return False
-    if any(select.args.get(each) for each in ("group", "having", "distinct", "limit", "with_", "qualify")):
+    if not isinstance(select, exp.Select) or not _has_only(select, _SIMPLE | ignored):
         return False
     return not any(isinstance(each, exp.AggFunc) for item in select.expressions for each in item.walk())
+
+
+def _has_only(select: Any, parts: set[str]) -> bool:
+    return all(name in parts for name, value in select.args.items() if value)
+
+
+def _meaningless(select: Any) -> frozenset[str]:
+    """Return the parts of a SELECT that do not change whether it has rows: DISTINCT, and a LIMIT of at least one."""
+    limit = select.args.get("limit")
+    number = limit.expression if isinstance(limit, exp.Limit) else None
+    keeps_one = isinstance(number, exp.Literal) and not number.is_string and str(number.this).strip("0").isdigit()
+    return frozenset(("distinct", "limit") if keeps_one else ("distinct",))
 
 
 def _body(builder: Builder, select: Any, outer: Relation, ctes: Ctes) -> tuple[Relation, list[Expression]]:
@@ -117,7 +129,7 @@ def _query_of(node: Any) -> Any:
 
 def _exists(builder: Builder, node: Any, relation: Relation, ctes: Ctes, kind: str) -> None:
     select = _query_of(node.this)
-    if not _is_simple(select):
+    if not _is_simple(select, _meaningless(select)):
         _look_inside(builder, node, relation, ctes)
         raise refuse(node, "EXISTS over groups or limits has no rule", "write IN, or join with the groups")
     inner, correlated = _body(builder, select, relation, ctes)
@@ -129,6 +141,14 @@ def _one_column(
 ) -> tuple[PlanNode, Expression, list[Expression]]:
     """Translate the query of IN; return its plan, its one expression, and what correlates."""
     select = _query_of(node.args["query"])
+    number = len(select.selects)
+    if number != 1 or isinstance(node.this, exp.Tuple):
+        _look_inside(builder, node, relation, ctes)
+        tested = len(node.this.expressions) if isinstance(node.this, exp.Tuple) else 1
+        if tested == number:
+            raise refuse(node, "IN with several columns has no rule", "write EXISTS, and compare each of them")
+        what = f"IN compares {tested} column{'s' if tested > 1 else ''} with the {number} of its subquery"
+        raise refuse(select, what, f"select {tested} there", forbidden=not isinstance(node.this, exp.Struct))
     if _is_simple(select):
         inner, correlated = _body(builder, select, relation, ctes)
         item = select.expressions[0]
@@ -149,7 +169,12 @@ def _in(builder: Builder, node: Any, relation: Relation, ctes: Ctes) -> None:
 def _not_in(builder: Builder, node: Any, relation: Relation, ctes: Ctes) -> None:
     plan, value, correlated = _one_column(builder, node, relation, ctes)
     if correlated:
-        raise refuse(node, "a correlated NOT IN has no rule", "write NOT EXISTS, and say what nulls mean")
+        tested = builder.scalar(node.this, relation)
+        is_met = _equal(node, tested, value)
+        for each in (tested, value):
+            is_met = call("or", is_met, call("is null", each))
+        relation.plan = joined(builder.fresh, "anti", relation.plan, plan, [*correlated, is_met])
+        return
     left, (wanted,) = with_columns(builder.fresh, relation.plan, [builder.scalar(node.this, relation)])
     right, (found,) = with_columns(builder.fresh, plan, [value])
 
@@ -174,7 +199,7 @@ def _equal(node: Any, one: Expression, two: Expression) -> Expression:
 def scalar_subquery(builder: Builder, node: Any, relation: Relation, ctes: Ctes) -> Expression:
     """Join the value of a scalar subquery to a relation; return its column."""
     select = _query_of(node)
-    if not isinstance(select, exp.Select) or any(select.args.get(each) for each in _NOT_SCALAR):
+    if not isinstance(select, exp.Select) or not _has_only(select, _SIMPLE):
         _look_inside(builder, node, relation, ctes)
         raise refuse(node, "a scalar subquery is one aggregate without GROUP BY", "write it so")
     inner, correlated = _body(builder, select, relation, ctes)
