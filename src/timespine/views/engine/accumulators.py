@@ -25,11 +25,13 @@ from timespine.views.engine.exact_sums import exact_sums, folded_sums
 from timespine.views.engine.lowering import (
     WEIGHT,
     Declined,
+    each_row,
     evaluate_columns,
     half_up,
     memory_type,
     scaled,
     unscaled,
+    with_ones,
 )
 from timespine.views.plan.algebra import Aggregate, AggregateCall, WindowCall
 from timespine.views.plan.expressions import DIGITS
@@ -147,9 +149,7 @@ class Grouping:
         for place, (column, call) in enumerate(self.node.calls):
             made.append(_shown(call, place).cast(memory_type(call.type)).alias(column.name))
         try:
-            return groups.select(
-                [*made, pl.lit(1, pl.Int64).alias(WEIGHT)] if made else [pl.lit(1, pl.Int64).alias(WEIGHT)]
-            )
+            return with_ones(groups).select([*made, pl.lit(1, pl.Int64).alias(WEIGHT)])
         except pl.exceptions.PolarsError as error:
             raise Declined(str(error).splitlines()[0]) from error
 
@@ -357,4 +357,4 @@ def _shown(call: AggregateCall, place: int) -> pl.Expr:
         shift = call.type.scale - call.argument.type.scale
         digits = unscaled(total, call.argument.type.scale) * 10**shift
         return scaled(half_up(digits, safe.cast(pl.Int128)), call.type.scale)
-    return total.cast(pl.Float64) / safe.cast(pl.Float64)
+    return each_row(total.cast(pl.Float64)) / each_row(safe.cast(pl.Float64))
