@@ -28,7 +28,10 @@ def bits(value):
 
 def quotient(value):
     """Return the double that is nearest to a fraction."""
-    return value.numerator / value.denominator
+    try:
+        return value.numerator / value.denominator
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def told(function, rows):
@@ -43,9 +46,12 @@ def told(function, rows):
     off = [(Fraction(x) - x_mean, Fraction(y) - y_mean, count) for x, y, count in there]
     together = sum(x * y * count for x, y, count in off)
     if function == "corr":
-        sizes = sum(x * x * count for x, _, count in off) * sum(y * y * count for _, y, count in off)
-        size = math.sqrt(quotient(together * together / sizes)) if sizes else None
-        return size if size is None or together >= 0 else -size
+        of_x, of_y = sum(x * x * count for x, _, count in off), sum(y * y * count for _, y, count in off)
+        product = quotient(of_x) * quotient(of_y)
+        if not product > 0:
+            return None  # so does Spark, which divides by the root of this product
+        size = 0.0 if math.isinf(product) else math.sqrt(quotient(together * together / (of_x * of_y)))
+        return size if together >= 0 else -size
     made = quotient(together / (n if function.endswith("_pop") else n - 1))
     return math.sqrt(made) if function.startswith("stddev") else made
 

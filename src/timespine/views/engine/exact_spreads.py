@@ -74,11 +74,9 @@ def spread_of(function: str, sums: Sequence[int], exponents: Sequence[int], part
         return math.nan
     of_x = n * total[XX] - total[X] ** 2
     if function == "corr":
-        together, squared = n * total[XY] - total[X] * total[Y], of_x * (n * total[YY] - total[Y] ** 2)
-        if squared <= 0:
-            return None
-        size = math.sqrt(together**2 / squared)
-        return size if together >= 0 else -size
+        of_y = n * total[YY] - total[Y] ** 2
+        spreads = _rounded(of_x, n, 2 * unit) * _rounded(of_y, n, 2 * unit)
+        return _correlation(n * total[XY] - total[X] * total[Y], of_x * of_y, spreads)
     together = n * total[XY] - total[X] * total[Y] if function in PAIRED else of_x
     got = _rounded(together, n * n if function.endswith("_pop") else n * (n - 1), 2 * unit)
     # Changes alone, which nothing is shown of, may have a negative one.
@@ -136,6 +134,14 @@ def _summed(
         )
         for each, name, shift in wanted
     ]
+
+
+def _correlation(together: int, squared: int, spreads: float) -> float | None:
+    """Return a correlation; `spreads` is the product in doubles by whose root Spark divides: it may be 0 or infinite."""
+    if not spreads > 0:
+        return None
+    size = 0.0 if math.isinf(spreads) else math.sqrt(together**2 / squared)
+    return size if together >= 0 else -size
 
 
 def _rounded(number: int, divisor: int, exponent: int) -> float:
