@@ -22,6 +22,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from timespine.errors import UsageError
 from timespine.views.engine.exact_spreads import PAIRED, SPREADS, exact_spreads
 from timespine.views.engine.exact_sums import exact_sums, folded_sums
 from timespine.views.engine.lowering import (
@@ -35,7 +36,7 @@ from timespine.views.engine.lowering import (
     unscaled,
     with_ones,
 )
-from timespine.views.plan.algebra import Aggregate, AggregateCall, WindowCall
+from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan, WindowCall, nodes_of
 from timespine.views.plan.expressions import DIGITS
 
 COUNT = "n"
@@ -203,9 +204,18 @@ class Grouping:
             folded = both.select([*self.keys, *made, number, again.alias("_again")])
         except pl.exceptions.PolarsError as error:
             raise Declined(f"a sum is too large for its type: {str(error).splitlines()[0]}") from error
+        self.refuse_negative_counts(folded)
         if self.keys:
             folded = folded.filter(pl.col(COUNT) != 0)
         return folded.filter(~pl.col("_again")).select(self.names), folded.filter(pl.col("_again")).select(self.keys)
+
+    def refuse_negative_counts(self, groups: pl.DataFrame) -> None:
+        """Raise a UsageError if a group has fewer rows than none: then an input has rows with a negative count."""
+        if len(groups) and groups[COUNT].min() < 0:  # type: ignore[operator]
+            inputs = sorted({each.input for each in nodes_of(self.node) if isinstance(each, InputScan)})
+            raise UsageError(
+                f"a group of rows of {', '.join(inputs)} has a negative count: a view needs counts from 1 on"
+            )
 
 
 def _checked_sum(one: pl.Expr, other: pl.Expr, kind: pl.DataType) -> pl.Expr:
