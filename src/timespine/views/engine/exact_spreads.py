@@ -5,7 +5,7 @@ With w the count of a row, over the rows of a group in which x and y are not nul
     n = sum(w)    X = sum(w x)    Y = sum(w y)    XX = sum(w x x)    XY = sum(w x y)    YY = sum(w y y)
 
     var, covar   (n XY - X Y) / (n n), or / (n (n - 1)) of a sample; of a variance, y is x
-    corr         (n XY - X Y) / sqrt((n XX - X X) (n YY - Y Y))
+    corr         (n XY - X Y) / sqrt((n XX - X X) (n YY - Y Y)); null or 0 if the product is 0 or infinite in doubles
 
 All sums are whole multiples of a power of two, as in `engine.exact_sums`, so nothing is lost where two large numbers
 cancel out. A double is m * 2^e with m = h * 2^27 + l, and a product of two is hh * 2^54 + (hl + lh) * 2^27 + ll, the
@@ -137,7 +137,7 @@ def _summed(
 
 
 def _correlation(together: int, squared: int, spreads: float) -> float | None:
-    """Return a correlation; `spreads` is the product in doubles by whose root Spark divides: it may be 0 or infinite."""
+    """Return a correlation; `spreads` is the product in doubles by whose root Spark divides: perhaps 0 or infinite."""
     if not spreads > 0:
         return None
     size = 0.0 if math.isinf(spreads) else math.sqrt(together**2 / squared)
