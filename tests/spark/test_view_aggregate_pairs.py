@@ -6,12 +6,15 @@ its own, may differ in their last digits.
 """
 
 import math
+import random
 
 import polars as pl
 import pyarrow as pa
 from expression_pairs import AGGREGATES, COUNTED, DISTINCTS, ORDERED, ORDERS, TYPES, WINDOWS, member_table
 from test_view_expression_pairs import FAST, plain
+from test_views_on_spark import stage_rows
 
+import timespine as ts
 from timespine.spark.type_mapping import arrow_columns
 from timespine.views.engine.accumulators import FUNCTIONS, Grouping
 from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
@@ -211,3 +214,26 @@ def test_orders_of_windows_of_the_process_are_those_of_spark(spark):
     wrong, count = compared(spark, ORDERS, WindowNode, ORDERED)
     assert not wrong, "\n".join(map(str, wrong))
     assert count > 50
+
+
+def test_spreads_are_the_same_on_both_engines(spark, tmp_path):
+    calls = ["stddev(x)", "var_pop(x)", "covar_samp(x, y)", "corr(x, y)", "stddev(k) FILTER (WHERE y > 0)"]
+    made = ", ".join(f"{call} AS c{place}" for place, call in enumerate(calls))
+    values = [0.1, 0.2, 1 / 3, 1e16, 5e-324, -0.0, None]
+    rng = random.Random(31)
+    with ts.open(tmp_path / "store") as store:
+        columns = {"g": "int64", "x": "double", "y": "double"}
+        rows = store.create("a", key={"k": "int64"}, value=columns, timeline="counter")
+
+        def row(k):
+            return {"k": k, "g": rng.randrange(4) or None, "x": rng.choice(values), "y": rng.choice(values)}
+
+        rows.append([row(k) for k in range(30)])
+        for place, sql in enumerate((f"SELECT g, {made} FROM a GROUP BY g", f"SELECT {made} FROM a")):
+            one, two = (store.view(f"{name}{place}", sql=sql) for name in ("one", "two"))
+            rows.upsert([row(rng.randrange(32)) for _ in range(3)])
+            assert one.refresh(engine="spark", spark=spark).how == "changes"
+            time = two.refresh(engine="process").time
+            assert sorted(map(repr, stage_rows(store, one, time))) == sorted(map(repr, stage_rows(store, two, time)))
+            assert sorted(map(repr, one.snapshot().to_pylist())) == sorted(map(repr, two.snapshot().to_pylist()))
+            assert one.verify().is_exact

@@ -191,8 +191,12 @@ def answers(spark, tables, schemas, queries):
 
 
 def counted(view, time):
-    found = view.snapshot(as_of=time, multiplicity="column").to_pylist()
-    return Counter({tuple(plain(v) for name, v in row.items() if name != "_diff"): row["_diff"] for row in found})
+    """Return the rows of a view with their counts, each of which is positive."""
+    found = Counter()
+    for row in view.snapshot(as_of=time, multiplicity="column").to_pylist():
+        assert row["_diff"] > 0, row
+        found[tuple(plain(v) for name, v in row.items() if name != "_diff")] += row["_diff"]
+    return found
 
 
 def refreshed(rng, store, spark, world, views, share):

@@ -31,6 +31,8 @@ LISTED = {
     "hinted": "SELECT /*+ BROADCAST(b) */ a.k, b.v FROM a JOIN b ON a.k = b.k",
     # Scalars.
     "arithmetic": "SELECT k, p * 2 AS a, p + 1 AS b, p / 3 AS c, k % 3 AS e, -p AS f, abs(p) AS h FROM m",
+    "quotients": "SELECT k, x / 7 AS a, k / 49 AS b, k / CASE WHEN k >= 0 THEN 49.0D ELSE 3.0D END AS c FROM m",
+    "shares": "SELECT k, k / (SELECT count(*) + 3 FROM m) AS c FROM m",
     "of dates": "SELECT k, d + INTERVAL 1 MONTH AS a, date_add(d, 3) AS b, datediff(d, DATE'2020-01-01') AS c, quarter(d) AS q FROM m",
     "of texts": "SELECT k, concat(s, '!') AS a, replace(s, 'x', 'zz') AS b, trim(s) AS c, contains(s, 'y') AS e FROM m",
     "of truths": "SELECT k, o AND k > 2 AS a, NOT o AS b, o <=> NULL AS c, nullif(g, 1) AS e FROM m",

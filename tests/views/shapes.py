@@ -37,6 +37,13 @@ SHAPES = {
     "left groups": "SELECT a.k, count(b.k) AS n FROM a LEFT JOIN b ON a.g = b.g GROUP BY a.k",
     "join with groups": "SELECT a.k, t.hi FROM a JOIN (SELECT g, max(v) AS hi FROM b GROUP BY g) t ON a.g = t.g",
     "average": "SELECT g, avg(v) AS m FROM a GROUP BY g",
+    # Quotients.
+    "quotients": "SELECT k, (13 * v + k) / 49 AS q, v / (k + 7) AS r, k / CASE WHEN k >= 0 THEN 49 ELSE 3 END AS c FROM a",
+    "share of a count": "SELECT k, v / (SELECT count(*) + 3 FROM b) AS m FROM a",
+    "ratio": "SELECT g, sum(v) / count(*) AS m FROM a GROUP BY g",
+    "quotients of a union": "SELECT k, v / (k + 7) AS q FROM (SELECT k, v FROM a UNION ALL SELECT k, v FROM b) t",
+    "quotients of a join": "SELECT a.k, a.v / coalesce(b.k + 7, 3) AS q FROM a LEFT JOIN b ON a.g = b.g",
+    "having a quotient": "SELECT g FROM a GROUP BY g HAVING avg(v) > 7 / 3",
     "rollup of texts": "SELECT g, s, sum(v) AS t, count(*) AS n FROM a GROUP BY ROLLUP(g, s)",
     "cube of numbers": "SELECT g, v, max(k) AS hi, grouping(g) AS i FROM a GROUP BY CUBE(g, v)",
     # Distinct and set operations.

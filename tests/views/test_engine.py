@@ -67,7 +67,10 @@ class Memory:
 
 
 def counted(plan, frame):
+    """Return consolidated rows with their counts, which are negative for those that go."""
     rows = frame.select([*names_of(plan), WEIGHT]).rows()
+    assert len({row[:-1] for row in rows}) == len(rows), "a row occurs once"
+    assert all(row[-1] for row in rows), "no row counts 0"
     return Counter({row[:-1]: row[-1] for row in rows})
 
 

@@ -68,8 +68,13 @@ def plain(value):
 
 
 def counted(rows):
+    """Return rows with their counts, each of which is positive; rows that differ in their last digits are added up."""
     names = [name for name in rows.schema.names if name != "_diff"]
-    return Counter({tuple(plain(each[name]) for name in names): each["_diff"] for each in rows.to_pylist()})
+    found = Counter()
+    for each in rows.to_pylist():
+        assert each["_diff"] > 0, each
+        found[tuple(plain(each[name]) for name in names)] += each["_diff"]
+    return found
 
 
 def new_store(path):

@@ -476,3 +476,22 @@ def test_a_view_that_only_spark_can_compute_is_refused_with_reasons_without_a_se
         store.view("v", sql="SELECT rank() OVER (ORDER BY v) AS r FROM a")
     assert len(refused.value.reasons) == 1
     assert "v" not in store
+
+
+@pytest.mark.parametrize("times", ["refresh", "every"])
+@pytest.mark.parametrize("value", ["sum(v)", "min(v)", "avg(CAST(v AS double))"])
+def test_a_group_of_rows_with_a_negative_count_is_an_error_until_they_are_mended(tmp_path, value, times):
+    with ts.open(tmp_path / "store", maintenance=False) as store:
+        rows = store.create("b", value={"k": "int64", "v": "int64"}, timeline="counter")
+        rows.append([{"k": 1, "v": 2}, {"k": 1, "v": 2}])
+        sql = f"SELECT k, {value} AS s, count(*) AS n FROM b GROUP BY k"
+        view = store.view("s", sql=sql, key=["k"], times=times)
+        rows.append([{"k": 7, "v": 3, "_diff": -1}])
+        with pytest.raises(ts.UsageError, match="negative count"):
+            view.refresh()
+        assert [each["k"] for each in view.snapshot().to_pylist()] == [1]
+        if times == "refresh":  # at every time, the time between stays wrong
+            rows.append([{"k": 7, "v": 3, "_diff": 2}])
+            view.refresh()
+            assert [each["n"] for each in view.snapshot(multiplicity="column").to_pylist()] == [2, 1]
+            assert view.verify().is_exact

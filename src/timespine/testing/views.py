@@ -319,6 +319,13 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": lambda a, b: a >= b,
 }
 
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+}
+
 
 def value_of(expression: Expression, row: Mapping[str, Any]) -> Any:
     """Evaluate an expression on one row, with three-valued logic."""
@@ -351,4 +358,4 @@ def value_of(expression: Expression, row: Mapping[str, Any]) -> Any:
         return not args[0]
     if name == "cast":
         return args[0]
-    return {"+": lambda: args[0] + args[1], "-": lambda: args[0] - args[1], "*": lambda: args[0] * args[1]}[name]()
+    return ARITHMETIC[name](args[0], args[1])

@@ -10,14 +10,15 @@ import pyarrow as pa
 from timespine.columnar.schema.schema import Schema
 from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.hints import Hint
-from timespine.views.engine.accumulators import EXACT, accumulators_of
+from timespine.views.engine.accumulators import EXACT, accumulators_of, is_spread
 from timespine.views.plan.algebra import Aggregate, PlanNode, nodes_of
 
 VERSION = 1
 """The version of definitions that this code writes, and the newest that it reads."""
 
-STAGES_VERSION, EXACT_VERSION = 2, 3
-"""The version of what stages keep, and of those with exact sums of doubles: others are made again by a rebuild."""
+STAGES_VERSION, EXACT_VERSION, SPREADS_VERSION = 2, 3, 4
+"""The version of what stages keep, of those with exact sums of doubles, and of those with exact variances and their
+like: others are made again by a rebuild."""
 
 POLICIES = ("auto", "incremental", "incremental_strict", "full")
 TIMES = ("refresh", "every")
@@ -97,8 +98,9 @@ class _Versioned(msgspec.Struct):
 def digest_of(plan: PlanNode) -> str:
     """Return a digest of a plan: stages belong to the plan that they were made for."""
     aggregates = (node for node in nodes_of(plan) if isinstance(node, Aggregate))
-    is_exact = any(each.kind == EXACT for node in aggregates for each in accumulators_of(node))
-    version = EXACT_VERSION if is_exact else STAGES_VERSION
+    kept = [each for node in aggregates for each in accumulators_of(node)]
+    version = EXACT_VERSION if any(each.kind == EXACT for each in kept) else STAGES_VERSION
+    version = SPREADS_VERSION if any(map(is_spread, kept)) else version
     return hashlib.sha256(f"{version} {plan!r}".encode()).hexdigest()[:32]
 
 

@@ -10,7 +10,8 @@ value that is not beyond it: then the group is computed again from its rows. The
 group that changed. A group goes when its n is 0.
 
 Sums of doubles are exact (`engine.exact_sums`). What is shown is the sum, rounded once, in whatever order the rows
-came; so the same rows always show the same sum.
+came; so the same rows always show the same sum. Variances, covariances and correlations are computed again, also
+exactly (`engine.exact_spreads`).
 """
 
 from __future__ import annotations
@@ -21,17 +22,21 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from timespine.errors import UsageError
+from timespine.views.engine.exact_spreads import PAIRED, SPREADS, exact_spreads
 from timespine.views.engine.exact_sums import exact_sums, folded_sums
 from timespine.views.engine.lowering import (
     WEIGHT,
     Declined,
+    each_row,
     evaluate_columns,
     half_up,
     memory_type,
     scaled,
     unscaled,
+    with_ones,
 )
-from timespine.views.plan.algebra import Aggregate, AggregateCall, WindowCall
+from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan, WindowCall, nodes_of
 from timespine.views.plan.expressions import DIGITS
 
 COUNT = "n"
@@ -42,8 +47,6 @@ ADD, LEAST, GREATEST, AGAIN = "add", "least", "greatest", "again"
 EXACT, ROUNDED = "exact", "rounded"
 """The exact sum of doubles, which follows changes as a sum does, and the double that is shown of it."""
 
-SPREADS = ("var_samp", "var_pop", "stddev_samp", "stddev_pop")
-PAIRED = ("covar_samp", "covar_pop", "corr")
 PICKING = ("min_by", "max_by")
 
 INTEGER_DIGITS = 19
@@ -127,16 +130,20 @@ class Grouping:
         for each in self.accumulators:
             if _sums_decimals(each):
                 decline_large_sums(frame, self.keys, each.argument, each.call)
-            elif each.call.function in (*SPREADS, *PAIRED):
+            elif is_spread(each):
                 _decline_large_squares(frame, each)
         try:
-            made = [_accumulated(each).alias(each.name) for each in self.accumulators if not _is_exact_sum(each)]
+            beside = [each for each in self.accumulators if is_spread(each) or each.kind in (EXACT, ROUNDED)]
+            made = [_accumulated(each).alias(each.name) for each in self.accumulators if each not in beside]
             made.append(pl.col(WEIGHT).sum().cast(pl.Int64).alias(COUNT))
             groups = frame.group_by(self.keys).agg(made) if self.keys else frame.select(made)
-            for each in self.accumulators:
+            for each in beside:
                 if each.kind == EXACT:
                     sums = exact_sums(frame, self.keys, each.argument, each.name, shown_sum(each))
                     groups = _join_groups(groups, sums, self.keys)
+                elif is_spread(each):
+                    spreads = exact_spreads(frame, self.keys, each.argument, each.call.function, each.name)
+                    groups = _join_groups(groups, spreads, self.keys)
         except pl.exceptions.PolarsError as error:
             raise Declined(str(error).splitlines()[0]) from error
         return groups.select(self.names)
@@ -147,9 +154,7 @@ class Grouping:
         for place, (column, call) in enumerate(self.node.calls):
             made.append(_shown(call, place).cast(memory_type(call.type)).alias(column.name))
         try:
-            return groups.select(
-                [*made, pl.lit(1, pl.Int64).alias(WEIGHT)] if made else [pl.lit(1, pl.Int64).alias(WEIGHT)]
-            )
+            return with_ones(groups).select([*made, pl.lit(1, pl.Int64).alias(WEIGHT)])
         except pl.exceptions.PolarsError as error:
             raise Declined(str(error).splitlines()[0]) from error
 
@@ -193,9 +198,18 @@ class Grouping:
             folded = both.select([*self.keys, *made, number, again.alias("_again")])
         except pl.exceptions.PolarsError as error:
             raise Declined(f"a sum is too large for its type: {str(error).splitlines()[0]}") from error
+        self.refuse_negative_counts(folded)
         if self.keys:
             folded = folded.filter(pl.col(COUNT) != 0)
         return folded.filter(~pl.col("_again")).select(self.names), folded.filter(pl.col("_again")).select(self.keys)
+
+    def refuse_negative_counts(self, groups: pl.DataFrame) -> None:
+        """Raise a UsageError if a group has fewer rows than none: then an input has rows with a negative count."""
+        if len(groups) and groups[COUNT].min() < 0:  # type: ignore[operator]
+            inputs = sorted({each.input for each in nodes_of(self.node) if isinstance(each, InputScan)})
+            raise UsageError(
+                f"a group of rows of {', '.join(inputs)} has a negative count: a view needs counts from 1 on"
+            )
 
 
 def _beyond(kind: str, now: pl.Expr, before: pl.Expr) -> pl.Expr:
@@ -279,8 +293,9 @@ def _join_groups(one: pl.DataFrame, other: pl.DataFrame, keys: list[str], suffix
     return pl.concat([one, other], how="horizontal")
 
 
-def _is_exact_sum(each: Accumulator) -> bool:
-    return each.kind in (EXACT, ROUNDED)
+def is_spread(each: Accumulator) -> bool:
+    """Return whether an accumulator is a variance, a covariance or a correlation."""
+    return each.call.function in (*SPREADS, *PAIRED)
 
 
 def shown_sum(each: Accumulator) -> str:
@@ -305,7 +320,7 @@ def _accumulated(each: Accumulator) -> pl.Expr:
             return (value.cast(pl.Decimal(DIGITS, each.type.scale)) * weight.cast(pl.Decimal(DIGITS, 0))).sum()
         return (value.cast(pl.Int128) * weight.cast(pl.Int128)).sum().cast(pl.Int64, strict=True)
     if each.kind == AGAIN:
-        return _of_members(each.call, value, weight)
+        return _of_members(each.call, value)
     # SUBTLE: of changes, only rows that were added. Those that were retracted are looked at apart (test_engine.py).
     added = value.filter(weight > 0)
     if not pa.types.is_floating(each.type):
@@ -315,7 +330,7 @@ def _accumulated(each: Accumulator) -> pl.Expr:
     return pl.when(found == 0).then(pl.lit(0.0).cast(memory_type(each.type))).otherwise(found)
 
 
-def _of_members(call: AggregateCall, value: pl.Expr, weight: pl.Expr) -> pl.Expr:
+def _of_members(call: AggregateCall, value: pl.Expr) -> pl.Expr:
     """Return an aggregate of all rows of a group, whose counts are positive."""
     function = call.function
     if function == "count distinct":
@@ -324,26 +339,13 @@ def _of_members(call: AggregateCall, value: pl.Expr, weight: pl.Expr) -> pl.Expr
         once = value.drop_nulls().unique()
         wide = once if pa.types.is_decimal(call.type) else once.cast(pl.Int128)
         return pl.when(once.len() > 0).then(wide.sum()).otherwise(None).cast(memory_type(call.type), strict=True)
-    one, two = (value.struct.field(name) for name in ("a0", "a1")) if function not in SPREADS else (value, value)
-    if function in PICKING:
-        there = two.is_not_null()
-        picked = one.filter(there).sort_by(
-            two.filter(there), one.filter(there), descending=function == "max_by", nulls_last=function == "max_by"
-        )
-        return picked.first()
-    there = one.is_not_null() & two.is_not_null()
-    x, y, w = one.filter(there), two.filter(there), weight.filter(there).cast(pl.Float64)
-    n = w.sum()
-    off_x, off_y = x - (x * w).sum() / n, y - (y * w).sum() / n
-    together = (off_x * off_y * w).sum()
-    if function == "corr":
-        spread = ((off_x * off_x * w).sum() * (off_y * off_y * w).sum()).sqrt()
-        return pl.when((n > 1) & (spread > 0)).then(together / spread)
-    if function.endswith("_pop"):
-        made = pl.when(n > 0).then(together / n)
-    else:
-        made = pl.when(n > 1).then(together / (n - 1))
-    return made.sqrt() if function.startswith("stddev") else made
+    assert function in PICKING
+    one, two = (value.struct.field(name) for name in ("a0", "a1"))
+    there = two.is_not_null()
+    picked = one.filter(there).sort_by(
+        two.filter(there), one.filter(there), descending=function == "max_by", nulls_last=function == "max_by"
+    )
+    return picked.first()
 
 
 def _shown(call: AggregateCall, place: int) -> pl.Expr:
@@ -362,4 +364,4 @@ def _shown(call: AggregateCall, place: int) -> pl.Expr:
         shift = call.type.scale - call.argument.type.scale
         digits = unscaled(total, call.argument.type.scale) * 10**shift
         return scaled(half_up(digits, safe.cast(pl.Int128)), call.type.scale)
-    return total.cast(pl.Float64) / safe.cast(pl.Float64)
+    return each_row(total.cast(pl.Float64)) / each_row(safe.cast(pl.Float64))

@@ -4,8 +4,10 @@ Traps that this avoids (tests/spark/test_view_expressions.py compares each funct
 
 - Polars keeps the larger scale of a decimal product, and rounds: the left side gets the digits of the product first.
 - Whole numbers wrap: they are worked out in 128 bits and cast back strictly, so that an overflow is an error.
-- Division by a constant multiplies by its reciprocal, and zero minus a double is its negation: beside doubles,
-  constants become columns of the frame. An expression that gives one value for all rows is constant to Polars too.
+- Division by one value for all rows multiplies by its reciprocal, and zero minus a double is its negation. Polars has
+  one value for constants, for columns from a frame of one row (a side of a cross join, a part of a union), and for a
+  CASE all of whose rows take one branch: each operand of an operation on doubles is multiplied by a column of ones, so
+  that what a row gives does not depend on the rows beside it.
 - A cast to fewer decimal places rounds halves to even: in Spark, away from zero.
 - A comparison of a constant with a CASE loses rows of a frame in several chunks: frames are made one chunk first, and
   every evaluation includes a column, so that a result of another length is an error.
@@ -34,6 +36,9 @@ WEIGHT = "_w"
 _WIDE = pl.Int128
 _QUARTER = 1 << 125
 """What may be doubled, and added to another such number, in 128 bits."""
+
+_ONES = "_ones"
+"""The column of ones that operands of doubles are multiplied by."""
 
 NEGATED_DIGITS = 34
 """The digits to which Spark rounds a decimal when it negates it."""
@@ -69,8 +74,8 @@ class Lowering:
     def __init__(self) -> None:
         self.guards: list[tuple[pl.Expr, str]] = []
         """Conditions that no row may satisfy, and what is wrong with one that does."""
-        self.constants: list[float | None] = []
-        """Constants beside doubles, each a column of the frame."""
+        self.has_doubles = False
+        """Whether an expression reads the column of ones."""
 
     def lower(self, expression: Expression) -> pl.Expr:
         """Return an expression of Polars."""
@@ -88,21 +93,19 @@ class Lowering:
         self.guards.append((condition.any(), why))
 
     def beside_double(self, expression: Expression) -> pl.Expr:
-        """Return an operand of an operation on doubles: a constant becomes a column."""
-        if not isinstance(expression, Literal):
-            return self.lower(expression)
-        self.constants.append(None if expression.value is None else float(cast(SupportsFloat, expression.value)))
-        return pl.col(f"_constant{len(self.constants) - 1}")
+        """Return an operand of an operation on doubles, with a value of its own for each row."""
+        self.has_doubles = True
+        if isinstance(expression, Literal):
+            value = None if expression.value is None else float(cast(SupportsFloat, expression.value))
+            return each_row(pl.lit(value, pl.Float64))
+        return each_row(self.lower(expression))
 
     def select(self, frame: pl.DataFrame, outputs: Iterable[pl.Expr]) -> pl.DataFrame:
         """Evaluate expressions over a frame; raise Declined if a guard finds a row, or a value overflows."""
         # SUBTLE: Polars compares a constant with a CASE chunk by chunk, and gets fewer rows (test_engine.py).
         frame = frame.rechunk()
-        if self.constants:
-            frame = frame.with_columns(
-                pl.repeat(value, len(frame), dtype=pl.Float64, eager=True).alias(f"_constant{place}")
-                for place, value in enumerate(self.constants)
-            )
+        if self.has_doubles:
+            frame = with_ones(frame)
         try:
             if self.guards:
                 checks = [condition.alias(str(place)) for place, (condition, _) in enumerate(self.guards)]
@@ -113,6 +116,20 @@ class Lowering:
             return frame.select(list(outputs))
         except pl.exceptions.PolarsError as error:
             raise Declined(str(error).splitlines()[0]) from error
+
+
+def with_ones(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add the column of ones that `each_row` reads."""
+    return frame.with_columns(pl.repeat(1.0, len(frame), dtype=pl.Float64, eager=True).alias(_ONES))
+
+
+def each_row(operand: pl.Expr) -> pl.Expr:
+    """Return an operand of doubles that Polars has a value of for each row.
+
+    SUBTLE: without it, Polars divides by one value for all rows through its reciprocal, whose quotients differ in the
+    last digit: a retraction then misses its row (test_doubles_by_row.py).
+    """
+    return operand * pl.col(_ONES)
 
 
 def keep_rows(frame: pl.DataFrame, condition: Expression) -> pl.DataFrame:

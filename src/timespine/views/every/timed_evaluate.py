@@ -155,6 +155,7 @@ class TimedEvaluator:
             states = along.with_columns(sums).rename({TIME: AT})
         except pl.exceptions.PolarsError as error:
             raise Declined(f"a sum is too large for its type: {str(error).splitlines()[0]}") from error
+        grouping.refuse_negative_counts(states)
         pairs = touched_times([(changed, {name: name for name in grouping.keys})], grouping.keys, self._before)
         last = states.join(last_times(pairs), on=[*grouping.keys, AT], how="semi", nulls_equal=True)
         if grouping.keys:
@@ -169,6 +170,7 @@ class TimedEvaluator:
         members = rows_at(self._of_keys(node.child, pairs, own), changed, pairs, own)
         timed = Grouping(Aggregate(node.child, (*node.keys, _AT), node.calls))
         states = timed.accumulate(members)
+        grouping.refuse_negative_counts(states)
         if not grouping.keys:
             missing = pairs.select(AT).join(states, on=AT, how="anti")
             none = grouping.accumulate(members.drop(AT).clear())

@@ -2,7 +2,8 @@
 
 Stages have the same columns, whichever engine wrote them. Sums of whole numbers are worked out in decimals and cast
 back, so that only a total beyond its type is an error. Sums of doubles are exact: tasks add the parts of each exponent
-(`engine.exact_sums`), Spark adds those up, and one function rounds the total of a group once.
+(`engine.exact_sums`), Spark adds those up, and one function rounds the total of a group once. Variances and their like
+are computed as those are (`exact_spread_frame`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from timespine.views.engine.accumulators import (
     EXACT,
     GREATEST,
     LEAST,
-    PAIRED,
     ROUNDED,
     Accumulator,
     Grouping,
+    is_spread,
     shown_sum,
 )
 from timespine.views.engine.exact_sums import ExactSum, exact_parts
 from timespine.views.engine.lowering import WEIGHT
 from timespine.views.plan.algebra import Aggregate
+from timespine.views.spark_engine.exact_spread_frame import exact_spread_frame
 from timespine.views.spark_engine.frames import columns, project, single_rows
 from timespine.views.spark_engine.scalar_text import spark_type
 
@@ -74,7 +76,9 @@ class SparkGrouping:
         """
         frame = self._arguments(rows)
         made = []
-        exact, repeated = [], []
+        exact: list[Accumulator] = []
+        spreads: list[Accumulator] = []
+        repeated: list[Accumulator] = []
         for each in self.accumulators:
             if each.kind in _AGAIN and follow:
                 made.append((each.name, f"CAST(NULL AS {spark_type(each.type)})"))
@@ -83,7 +87,7 @@ class SparkGrouping:
             elif each.kind == ROUNDED:
                 continue  # it comes with the exact sum
             elif each.kind == AGAIN:
-                repeated.append(each)
+                (spreads if is_spread(each) else repeated).append(each)
             else:
                 made.append((each.name, _accumulated(each)))
             if follow and each.kind in (LEAST, GREATEST):
@@ -95,6 +99,8 @@ class SparkGrouping:
             groups = self._beside(groups, self._over_single_rows(frame, repeated))
         for each in exact:
             groups = self._beside(groups, exact_sum_frame(frame, self.keys, each))
+        for each in spreads:
+            groups = self._beside(groups, exact_spread_frame(frame, self.keys, each))
         if follow:
             return groups
         return columns(groups, self.names)
@@ -193,8 +199,6 @@ def _again_text(each: Accumulator) -> str:
     if function in ("min_by", "max_by"):  # ties are broken by the value itself
         order = f"CASE WHEN {value}.a1 IS NOT NULL THEN struct({value}.a1, {value}.a0) END"
         return f"{function}({value}.a0, {order})"
-    if function in PAIRED:
-        return f"{function}({value}.a0, {value}.a1)"
     return f"{function}({value})"
 
 
