@@ -113,7 +113,7 @@ def test_a_view_with_stages_of_another_version_is_named_and_does_not_hold_back_t
 FAILING = {
     "division": ("SELECT k, 10 / v AS q FROM a", [], "a division by zero"),
     "key": ("SELECT v AS k FROM a", ["k"], "does not identify its rows"),
-    "count": ("SELECT k, max(k) AS m FROM b GROUP BY k", [], "rows with a negative count"),
+    "count": ("SELECT k, max(k) AS m FROM b GROUP BY k", [], "a negative count"),
     "column": ("SELECT k, w FROM a", [], "column w of a was dropped"),
 }
 
