@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import timespine as ts
+from timespine.views import build
+from timespine.views.refresh import refresh_views
+
+WAIT_S = 60
 
 SHAPE = {"key": {"k": "int64"}, "value": {"v": "int64"}, "timeline": "counter"}
 SQL = "SELECT v, count(*) AS n FROM a GROUP BY v"
@@ -76,3 +82,60 @@ def test_a_forced_drop_takes_the_input_of_a_view(stores):
     one.view("seen", sql=SQL)
     assert one.drop("a", force=True)
     assert one.names() == ["seen"]
+
+
+@pytest.mark.parametrize("how", ["drop", "replace"])
+def test_no_view_is_created_on_an_input_that_was_dropped_while_it_was_computed(stores, how, monkeypatch):
+    one, other = stores
+    compute = build.FirstBuild.compute
+
+    def compute_beside(self, *arguments):
+        changes = compute(self, *arguments)
+        if how == "drop":
+            # The other process is slow between the catalog and the end of the collection.
+            monkeypatch.setattr(other._drop_service, "close", lambda: None)
+            other.drop("a")
+        else:
+            other.create("a", replace=True, **SHAPE).append([{"k": 5, "v": 5}])
+        return changes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build.FirstBuild, "compute", compute_beside)
+        with pytest.raises(ts.UsageError, match="collection a was dropped or replaced"):
+            one.view("seen", sql=SQL)
+    assert one.views() == []
+    held = [one._committer.state(entry.id).holds for entry in one._catalog.read().entries.values()]
+    assert not any(held)
+    if how == "replace":
+        assert one.drop("a")
+
+
+def test_a_refresh_of_a_view_that_was_replaced_gives_the_other_view_none_of_its_rows(stores, monkeypatch):
+    """The refresh is planned before another process replaces the view, and committed after it."""
+    one, other = stores
+    one.view("seen", sql="SELECT k, v + 1 AS m FROM a")
+    planned, replaced = threading.Event(), threading.Event()
+    commit, add_definition = refresh_views._commit, build.add_definition
+    refresher = threading.Thread(target=one.refresh)
+
+    def commit_late(*arguments):
+        planned.set()
+        assert replaced.wait(WAIT_S)
+        commit(*arguments)
+
+    def add_late(*arguments):
+        add_definition(*arguments)
+        one["a"].append([{"k": 2, "v": 10}])  # the other view is computed as of the time before
+        with monkeypatch.context() as patch:
+            patch.setattr(refresh_views, "_commit", commit_late)
+            refresher.start()
+            assert planned.wait(WAIT_S)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "add_definition", add_late)
+        view = other.view("seen", sql="SELECT k, v * 100 AS m FROM a", replace=True)
+    replaced.set()
+    refresher.join(WAIT_S)
+    other.refresh()
+    assert sorted(row["m"] for row in view.snapshot().to_pylist()) == [200, 1000]
+    assert view.verify().is_exact

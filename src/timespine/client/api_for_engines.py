@@ -228,6 +228,11 @@ def open_entry(store: Store, name: str, entry: CatalogEntry) -> CollectionHandle
     return handle_of(store._collection(name, entry))
 
 
+def collection_of_handle(store: Store, handle: CollectionHandle) -> Collection:
+    """Return the collection of a handle: the same one, whichever has its name now."""
+    return store._collection(handle.name, handle.entry)
+
+
 def drop_owned(store: Store, name: str, *, force: bool) -> bool:
     """Drop a collection that is a view, or a stage of one."""
     return store._drop_service.drop(name, force=force, owned=True)
@@ -294,6 +299,7 @@ __all__ = [
     "at_time",
     "begin_refresh",
     "catalog_entries",
+    "collection_of_handle",
     "commit_steps",
     "context_of",
     "count_appended",

@@ -23,6 +23,7 @@ from timespine.client.api_for_engines import (
     RefreshTransaction,
     Store,
     begin_refresh,
+    collection_of_handle,
     handle_of,
     take_over_name,
     view_hold_name,
@@ -186,7 +187,9 @@ def create_filled(
             ids = tuple(collection.id for collection, _ in created[1:])
             for handle in {each.id: each for each in handles.values()}.values():
                 hold = RegisterHold(view_hold_name(view.id), Frontier.at(time), definition.token)
-                transaction.also(store.collection(handle.name), hold)
+                read = collection_of_handle(store, handle)
+                transaction.need(read)
+                transaction.also(read, hold)
             add_definition(transaction, store, view.id, msgspec.structs.replace(definition, stages=ids))
             if not is_large:
                 _fill(transaction, created, rows, time, stack)

@@ -22,6 +22,7 @@ from timespine.client.api_for_engines import (
     Store,
     begin_refresh,
     catalog_entries,
+    collection_of_handle,
     fresh_id,
     handle_of,
 )
@@ -95,7 +96,7 @@ def _in_place(
     with contextlib.ExitStack() as stack:
         time = _rebuild_time(made, handles, before)
         for each in handles.values():
-            stack.enter_context(store.collection(each.name).hold(as_of=time))
+            stack.enter_context(collection_of_handle(store, each).hold(as_of=time))
         built = FirstBuild(made, compiled, handles, time, spark, stack, function_of(store, name, id, old))
         widened = _widened(schema, infer(built.schema(), schema.key_names if schema.key else ()).arrow)
         if widened is None:
@@ -158,7 +159,7 @@ def _commit(
 ) -> None:
     names = {entry.id: name for name, entry in catalog_entries(store).items()}
     with begin_refresh(store) as transaction:
-        view = store.collection(handle.name)
+        view = collection_of_handle(store, handle)
         transaction.expect(view, before + 1)
         stages = create_stages(transaction, id, made, compiled, handle.entry.timeline, f".{fresh_id('')[:8]}")
         new = msgspec.structs.replace(made, stages=tuple(each.id for each, _ in stages))

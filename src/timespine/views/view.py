@@ -19,6 +19,7 @@ from timespine.client.api_for_engines import (
     Store,
     TimeLike,
     catalog_entries,
+    collection_of_handle,
     fresh_id,
     handle_of,
 )
@@ -302,7 +303,7 @@ def build_view(
     with contextlib.ExitStack() as stack:
         time = first_time(handles)
         for handle in handles.values():
-            stack.enter_context(store.collection(handle.name).hold(as_of=time))
+            stack.enter_context(collection_of_handle(store, handle).hold(as_of=time))
         built = FirstBuild(definition, compiled, handles, time, spark, stack, function)
         schema = infer(built.schema(), tuple(key))
         changes = built.compute(schema.arrow)

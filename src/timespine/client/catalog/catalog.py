@@ -382,10 +382,19 @@ class Catalog:
         raise Determinate(f"collection {name} could not be created: other processes keep changing the catalog")
 
     def entry_with_created(
-        self, creates: Sequence[tuple[str, CatalogEntry, bool]], reserved: Collection[str] = ()
+        self,
+        creates: Sequence[tuple[str, CatalogEntry, bool]],
+        reserved: Collection[str] = (),
+        needed: Collection[str] = (),
     ) -> ExtraWrites:
-        """Make the catalog entry that names new collections, for the commit that creates them; check reservations."""
+        """Make the catalog entry that names new collections, for the commit that creates them; check reservations.
+
+        SUBTLE: the commit is refused if a `needed` collection is dropped, also at the last moment: the entry stands in
+        the log of the catalog right after the one that was read here (test_views_and_drops.py).
+        """
         before = self.read()
+        for id in set(needed).difference(entry.id for entry in before.entries.values()):
+            raise UsageError(f"collection {first_name(id)} was dropped or replaced: nothing was created")
         names = with_created(creates, reserved, before)
         self.check_droppable(before, names)
         _check_ids(names)

@@ -170,6 +170,8 @@ class PendingCreates:
         self._catalog = catalog
         self._pending: dict[str, PendingCreate] = {}
         self._reserved: set[str] = set()
+        self._needed: set[str] = set()
+        """Ids of collections without which nothing is created."""
 
     def create(
         self,
@@ -200,11 +202,15 @@ class PendingCreates:
         creates = [(name, each.collection._handle.entry, each.replace) for name, each in self._pending.items()]
         if not creates:
             return self._context.committer.commit_placed(place, patience)
-        entry_with_created = partial(self._catalog.entry_with_created, creates, self._reserved)
+        entry_with_created = partial(self._catalog.entry_with_created, creates, self._reserved, self._needed)
         answers = self._context.committer.commit_placed(place, patience, entry_with_created)
         for each in self._pending.values():
             self._store._adopt(each.collection._handle, replace=each.replace)
         return answers
+
+    def need(self, id: str) -> None:
+        """Let the commit be refused if a collection is dropped meanwhile, and if it creates another one."""
+        self._needed.add(id)
 
     @property
     def is_empty(self) -> bool:

@@ -298,6 +298,10 @@ class RefreshTransaction(Transaction):
         """Create a collection by its definition, which may be that of an owned one."""
         return self._create(name, definition, replace=replace)
 
+    def need(self, collection: Collection) -> None:
+        """Create nothing if a collection is dropped meanwhile."""
+        self._pending.need(collection.id)
+
     def add(self, step: Step) -> None:
         """Add a step."""
         self._add(step)

@@ -23,6 +23,7 @@ from timespine.client.api_for_engines import (
     Store,
     TimeLike,
     begin_refresh,
+    collection_of_handle,
     extent_of,
     handle_of,
     open_changes,
@@ -321,7 +322,8 @@ def _commit(store: Store, works: list[Work], time: int) -> None:
             assert work.changes is not None
             parts = [(work.handle, work.changes.view), *zip(work.stages, work.changes.stages, strict=False)]
             for handle, rows in parts:
-                collection = store.collection(handle.name)
+                # SUBTLE: by its id. A view of the same name may have replaced it since (test_views_and_drops.py).
+                collection = collection_of_handle(store, handle)
                 transaction.expect(collection, work.before + 1)
                 _, schema = handle.schema(handle.known())
                 append_counted(transaction, collection, schema, rows, time, stack)
