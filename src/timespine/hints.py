@@ -34,7 +34,8 @@ SENTENCES: Mapping[str, str] = {
     "change-deadline": "change it with store[{name!r}].forget_within(...)",
     "replace-blocked-name": "pass replace=True to give it again, or give another name",
     "use-another-name": "give another name",
-    "drop-views-first": "drop them first, or drop the collection with force=True: they keep their rows, and are no longer refreshed",
+    "drop-views-first": "drop them first, or drop the collection with force=True: they keep their rows, and are no "
+    "longer refreshed",
     "drop-again": "drop it again in a moment: the next call that creates or drops a view releases what an interrupted "
     "drop left; or pass force=True",
     "release-or-force": "release them, or pass force=True to drop it anyway",

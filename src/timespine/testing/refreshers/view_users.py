@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from timespine.client.catalog.catalog import view_hold_name
@@ -125,16 +126,25 @@ class ViewUser(WritingUser, MaintainingUser):
             if not self.history.is_expiring:
                 self.violate(call, f"raised {call.error!r}, but nothing was ever expired")
         elif isinstance(call.error, UsageError) and not self._has_reason(call):
+            was_replaced = "was dropped or replaced" in str(call.error) and any(
+                map(self._is_moved(call), inputs.values())
+            )
             self._check_names(
                 call,
                 lambda names: (
-                    name in names.entries
+                    was_replaced
+                    or name in names.entries
                     or name in names.tombstones
                     or any(each not in names.entries for each in inputs.values())
                     or "complete time" in str(call.error)
                     or "no column n" in str(call.error)
                 ),
             )
+
+    def _is_moved(self, call: UserCall) -> Callable[[str], bool]:
+        """Give the test whether a name went to another collection during a call."""
+        seen = [names.entries for names in self.names_between(call)]
+        return lambda name: len({entries[name].id for entries in seen if name in entries}) > 1
 
     def inputs_for(self, query: SimulatedQuery) -> dict[str, str]:
         """Choose inputs of one time line: collections, or views that can be read like them."""
