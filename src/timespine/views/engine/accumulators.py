@@ -26,8 +26,10 @@ from timespine.errors import UsageError
 from timespine.views.engine.exact_spreads import PAIRED, SPREADS, exact_spreads
 from timespine.views.engine.exact_sums import exact_sums, folded_sums
 from timespine.views.engine.lowering import (
+    POLARS_FAILURES,
     WEIGHT,
     Declined,
+    declined_by,
     each_row,
     evaluate_columns,
     half_up,
@@ -144,8 +146,8 @@ class Grouping:
                 elif is_spread(each):
                     spreads = exact_spreads(frame, self.keys, each.argument, each.call.function, each.name)
                     groups = _join_groups(groups, spreads, self.keys)
-        except pl.exceptions.PolarsError as error:
-            raise Declined(str(error).splitlines()[0]) from error
+        except POLARS_FAILURES as error:
+            raise declined_by(error) from error
         return groups.select(self.names)
 
     def show(self, groups: pl.DataFrame) -> pl.DataFrame:
@@ -155,8 +157,8 @@ class Grouping:
             made.append(_shown(call, place).cast(memory_type(call.type)).alias(column.name))
         try:
             return with_ones(groups).select([*made, pl.lit(1, pl.Int64).alias(WEIGHT)])
-        except pl.exceptions.PolarsError as error:
-            raise Declined(str(error).splitlines()[0]) from error
+        except POLARS_FAILURES as error:
+            raise declined_by(error) from error
 
     def fold(
         self, old: pl.DataFrame, changes: pl.DataFrame, retracted: pl.DataFrame
@@ -196,8 +198,8 @@ class Grouping:
         number = (pl.col(COUNT) + pl.col(f"{COUNT}_old").fill_null(0)).alias(COUNT)
         try:
             folded = both.select([*self.keys, *made, number, again.alias("_again")])
-        except pl.exceptions.PolarsError as error:
-            raise Declined(f"a sum is too large for its type: {str(error).splitlines()[0]}") from error
+        except POLARS_FAILURES as error:
+            raise Declined(f"a sum is too large for its type: {declined_by(error)}") from error
         self.refuse_negative_counts(folded)
         if self.keys:
             folded = folded.filter(pl.col(COUNT) != 0)
