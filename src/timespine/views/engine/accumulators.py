@@ -38,7 +38,7 @@ from timespine.views.engine.lowering import (
     unscaled,
     with_ones,
 )
-from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan, WindowCall, nodes_of
+from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan, PlanNode, WindowCall, nodes_of
 from timespine.views.plan.expressions import DIGITS
 
 COUNT = "n"
@@ -207,11 +207,14 @@ class Grouping:
 
     def refuse_negative_counts(self, groups: pl.DataFrame) -> None:
         """Raise a UsageError if a group has fewer rows than none: then an input has rows with a negative count."""
-        if len(groups) and groups[COUNT].min() < 0:  # type: ignore[operator]
-            inputs = sorted({each.input for each in nodes_of(self.node) if isinstance(each, InputScan)})
-            raise UsageError(
-                f"a group of rows of {', '.join(inputs)} has a negative count: a view needs counts from 1 on"
-            )
+        refuse_negative_counts(self.node, groups[COUNT])
+
+
+def refuse_negative_counts(node: PlanNode, counts: pl.Series) -> None:
+    """Raise a UsageError if a count of rows below a node is negative: then its inputs have such rows."""
+    if len(counts) and counts.min() < 0:  # type: ignore[operator]
+        inputs = sorted({each.input for each in nodes_of(node) if isinstance(each, InputScan)})
+        raise UsageError(f"a group of rows of {', '.join(inputs)} has a negative count: a view needs counts from 1 on")
 
 
 def _beyond(kind: str, now: pl.Expr, before: pl.Expr) -> pl.Expr:

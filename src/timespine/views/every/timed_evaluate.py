@@ -19,7 +19,14 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.columnar.schema.schema import TIME
-from timespine.views.engine.accumulators import ADD, COUNT, Grouping, decline_large, largest_total
+from timespine.views.engine.accumulators import (
+    ADD,
+    COUNT,
+    Grouping,
+    decline_large,
+    largest_total,
+    refuse_negative_counts,
+)
 from timespine.views.engine.evaluate import Evaluator, Keys, Source, join_rows, set_operation
 from timespine.views.engine.explode_rows import explode_rows
 from timespine.views.engine.lowering import (
@@ -206,6 +213,8 @@ class TimedEvaluator:
             rows_at(self._of_keys(child, pairs, own), each, pairs, own)
             for (child, own), (each, _) in zip(sides, changes, strict=True)
         ]
+        for part in parts:
+            refuse_negative_counts(plan, part[WEIGHT])
         return differences_along(_apply(plan, parts), pairs, names, self._before)
 
     def _of_keys(self, child: PlanNode, pairs: pl.DataFrame, own: dict[str, str]) -> pl.DataFrame:
