@@ -125,18 +125,23 @@ class Grouping:
         """Whether it matters which values are retracted, and not only their sums and numbers."""
         return any(each.kind in (LEAST, GREATEST) for each in self.accumulators)
 
-    def accumulate(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Accumulate weighted rows by group: keys, accumulators and the number of rows."""
+    def accumulate(self, rows: pl.DataFrame, *, follow: bool = False) -> pl.DataFrame:
+        """Accumulate weighted rows by group: keys, accumulators and the number of rows.
+
+        With `follow`, of changes: accumulators that are computed again from all rows of a group are null.
+        """
         arguments = [(f"arg{place}", call.argument) for place, (_, call) in enumerate(self.node.calls) if call.argument]
         frame = evaluate_columns(rows, [(n, e) for n, e in arguments if e is not None], [*self.keys, WEIGHT])
-        for each in self.accumulators:
+        skipped = [each for each in self.accumulators if follow and each.kind == AGAIN]
+        wanted = [each for each in self.accumulators if each not in skipped]
+        for each in wanted:
             if _sums_decimals(each):
                 decline_large_sums(frame, self.keys, each.argument, each.call)
             elif is_spread(each):
                 _decline_large_squares(frame, each)
         try:
-            beside = [each for each in self.accumulators if is_spread(each) or each.kind in (EXACT, ROUNDED)]
-            made = [_accumulated(each).alias(each.name) for each in self.accumulators if each not in beside]
+            beside = [each for each in wanted if is_spread(each) or each.kind in (EXACT, ROUNDED)]
+            made = [_accumulated(each).alias(each.name) for each in wanted if each not in beside]
             made.append(pl.col(WEIGHT).sum().cast(pl.Int64).alias(COUNT))
             groups = frame.group_by(self.keys).agg(made) if self.keys else frame.select(made)
             for each in beside:
@@ -148,7 +153,8 @@ class Grouping:
                     groups = _join_groups(groups, spreads, self.keys)
         except POLARS_FAILURES as error:
             raise declined_by(error) from error
-        return groups.select(self.names)
+        nulls = [pl.lit(None, memory_type(each.type)).alias(each.name) for each in skipped]
+        return groups.with_columns(nulls).select(self.names)
 
     def show(self, groups: pl.DataFrame) -> pl.DataFrame:
         """Show the aggregates of accumulated groups, each with a count of 1."""
