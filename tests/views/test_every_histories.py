@@ -116,3 +116,27 @@ def test_what_cannot_be_followed_at_every_time_is_refused(tmp_path, options, wha
         with pytest.raises(ts.UsageError, match=what):
             store.view("bad", times="every", **options)
         assert store.views() == []
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT g, v FROM n ORDER BY v DESC, g LIMIT 1",
+        "SELECT g FROM n EXCEPT ALL SELECT g FROM n WHERE v > 30",
+        "SELECT g FROM n INTERSECT SELECT g FROM n",
+        "SELECT g FROM n WHERE g IN (SELECT v FROM n)",
+        "SELECT g, v, count(*) OVER (PARTITION BY g) AS c FROM n",
+        "SELECT g, v, row_number() OVER (PARTITION BY g ORDER BY v) AS c FROM n",
+    ],
+)
+def test_a_negative_count_at_a_time_in_between_is_refused(tmp_path, sql):
+    with ts.open(tmp_path / "store", maintenance=False) as store:
+        rows = store.create("n", value={"g": "int64", "v": "int64"}, timeline="counter")
+        rows.append([{"g": 1, "v": 1}, {"g": 2, "v": 5}])
+        view = store.view("v", sql=sql, times="every")
+        before = view.snapshot().to_pylist()
+        rows.append([{"g": 7, "v": 9, "_diff": -1}])
+        rows.append([{"g": 7, "v": 9, "_diff": 1}])
+        with pytest.raises(ts.UsageError, match="rows of n has a negative count"):
+            view.refresh()
+        assert view.snapshot().to_pylist() == before

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 import timespine as ts
+from timespine.views.engine import accumulators
 from timespine.views.engine.accumulators import Grouping
 from timespine.views.engine.exact_spreads import PAIRED, SPREADS, spread_of, spread_parts
-from timespine.views.engine.lowering import WEIGHT
+from timespine.views.engine.lowering import WEIGHT, Declined
 from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan
 from timespine.views.plan.expressions import Call, PlanColumn
 
@@ -145,3 +146,28 @@ def test_views_of_spreads_have_no_phantom_rows_and_are_verified(tmp_path, option
                     of = [row for row in rows if row["g"] == each["g"]]
                     values = [(row["x"], row["y"] if name == "corr" else row["x"], 1) for row in of]
                     assert bits(each["m"]) == bits(told(function, values))
+
+
+def test_changes_of_a_group_are_not_taken_for_its_rows(tmp_path, monkeypatch):
+    computed = []
+    real = accumulators.exact_spreads
+    monkeypatch.setattr(accumulators, "exact_spreads", lambda *each: computed.append(each) or real(*each))
+    with ts.open(tmp_path / "store", maintenance=False) as store:
+        t = store.create("t", key={"k": "int64"}, value={"g": "int64", "x": "double", "y": "double"})
+        t.append([{"k": 0, "g": 1, "x": -3e100, "y": 3e-140}])
+        view = store.view("v", sql="SELECT g, corr(x, y) AS c, max(x) AS m FROM t GROUP BY g")
+        t.delete([{"k": 0}])
+        t.append([{"k": 1, "g": 1, "x": -1e-140, "y": 3e100}, {"k": 2, "g": 1, "x": 1e-80, "y": -1e-140}])
+        t.append([{"k": 3, "g": 1, "x": -3e100, "y": 1e100}])
+        computed.clear()
+        view.refresh()
+        assert len(computed) == 1
+        assert view.verify().is_exact
+
+
+def test_a_correlation_of_negative_counts_that_is_too_large_is_declined():
+    rows = [(-3e100, 3e-140, -1), (-1e-140, 3e100, 1), (1e-80, -1e-140, 1), (-3e100, 1e100, 1)]
+    frame = pl.DataFrame(rows, schema={"_x": pl.Float64, "_y": pl.Float64, WEIGHT: pl.Int64}, orient="row")
+    parts = spread_parts(frame, [], True)
+    with pytest.raises(Declined, match="negative count"):
+        spread_of("corr", *(parts[name].to_list() for name in ("_t", "_e", "_sum")))

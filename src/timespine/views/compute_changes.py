@@ -35,7 +35,7 @@ from timespine.views.definition import (
 )
 from timespine.views.engine.accumulators import COUNT, Grouping
 from timespine.views.engine.evaluate import Evaluator, consolidate_rows
-from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
+from timespine.views.engine.lowering import POLARS_FAILURES, WEIGHT, declined_by, to_memory
 from timespine.views.engine.store_source import InputReader, StoreSource, stage_names
 from timespine.views.engine.touched_rows import TouchedInputs
 from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, nodes_of
@@ -214,8 +214,8 @@ def compute_changes(compiled: Compiled, source: StoreSource) -> ViewDelta:
     evaluator = Evaluator(source)
     try:
         changed = evaluator.changes(compiled.plan)
-    except pl.exceptions.PolarsError as error:
-        raise Declined(str(error).splitlines()[0]) from error
+    except POLARS_FAILURES as error:
+        raise declined_by(error) from error
     stages, touched = [], 0
     for node in compiled.aggregates:
         grouping = Grouping(node)
@@ -234,8 +234,8 @@ def compute_whole(compiled: Compiled, source: StoreSource) -> ViewDelta:
         for node in compiled.aggregates:
             if node not in evaluator.groups:
                 evaluator.rows(node, NEW)
-    except pl.exceptions.PolarsError as error:
-        raise Declined(str(error).splitlines()[0]) from error
+    except POLARS_FAILURES as error:
+        raise declined_by(error) from error
     stages = [stage_changes(Grouping(node), None, evaluator.groups[node][1]) for node in compiled.aggregates]
     return ViewDelta(_named(compiled, rows), stages, source.fetched)
 

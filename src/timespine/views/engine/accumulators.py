@@ -26,8 +26,10 @@ from timespine.errors import UsageError
 from timespine.views.engine.exact_spreads import PAIRED, SPREADS, exact_spreads
 from timespine.views.engine.exact_sums import exact_sums, folded_sums
 from timespine.views.engine.lowering import (
+    POLARS_FAILURES,
     WEIGHT,
     Declined,
+    declined_by,
     each_row,
     evaluate_columns,
     half_up,
@@ -36,7 +38,7 @@ from timespine.views.engine.lowering import (
     unscaled,
     with_ones,
 )
-from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan, WindowCall, nodes_of
+from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan, PlanNode, WindowCall, nodes_of
 from timespine.views.plan.expressions import DIGITS
 
 COUNT = "n"
@@ -123,18 +125,23 @@ class Grouping:
         """Whether it matters which values are retracted, and not only their sums and numbers."""
         return any(each.kind in (LEAST, GREATEST) for each in self.accumulators)
 
-    def accumulate(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Accumulate weighted rows by group: keys, accumulators and the number of rows."""
+    def accumulate(self, rows: pl.DataFrame, *, follow: bool = False) -> pl.DataFrame:
+        """Accumulate weighted rows by group: keys, accumulators and the number of rows.
+
+        With `follow`, of changes: accumulators that are computed again from all rows of a group are null.
+        """
         arguments = [(f"arg{place}", call.argument) for place, (_, call) in enumerate(self.node.calls) if call.argument]
         frame = evaluate_columns(rows, [(n, e) for n, e in arguments if e is not None], [*self.keys, WEIGHT])
-        for each in self.accumulators:
+        skipped = [each for each in self.accumulators if follow and each.kind == AGAIN]
+        wanted = [each for each in self.accumulators if each not in skipped]
+        for each in wanted:
             if _sums_decimals(each):
                 decline_large_sums(frame, self.keys, each.argument, each.call)
             elif is_spread(each):
                 _decline_large_squares(frame, each)
         try:
-            beside = [each for each in self.accumulators if is_spread(each) or each.kind in (EXACT, ROUNDED)]
-            made = [_accumulated(each).alias(each.name) for each in self.accumulators if each not in beside]
+            beside = [each for each in wanted if is_spread(each) or each.kind in (EXACT, ROUNDED)]
+            made = [_accumulated(each).alias(each.name) for each in wanted if each not in beside]
             made.append(pl.col(WEIGHT).sum().cast(pl.Int64).alias(COUNT))
             groups = frame.group_by(self.keys).agg(made) if self.keys else frame.select(made)
             for each in beside:
@@ -144,9 +151,10 @@ class Grouping:
                 elif is_spread(each):
                     spreads = exact_spreads(frame, self.keys, each.argument, each.call.function, each.name)
                     groups = _join_groups(groups, spreads, self.keys)
-        except pl.exceptions.PolarsError as error:
-            raise Declined(str(error).splitlines()[0]) from error
-        return groups.select(self.names)
+        except POLARS_FAILURES as error:
+            raise declined_by(error) from error
+        nulls = [pl.lit(None, memory_type(each.type)).alias(each.name) for each in skipped]
+        return groups.with_columns(nulls).select(self.names)
 
     def show(self, groups: pl.DataFrame) -> pl.DataFrame:
         """Show the aggregates of accumulated groups, each with a count of 1."""
@@ -155,8 +163,8 @@ class Grouping:
             made.append(_shown(call, place).cast(memory_type(call.type)).alias(column.name))
         try:
             return with_ones(groups).select([*made, pl.lit(1, pl.Int64).alias(WEIGHT)])
-        except pl.exceptions.PolarsError as error:
-            raise Declined(str(error).splitlines()[0]) from error
+        except POLARS_FAILURES as error:
+            raise declined_by(error) from error
 
     def fold(
         self, old: pl.DataFrame, changes: pl.DataFrame, retracted: pl.DataFrame
@@ -196,8 +204,8 @@ class Grouping:
         number = (pl.col(COUNT) + pl.col(f"{COUNT}_old").fill_null(0)).alias(COUNT)
         try:
             folded = both.select([*self.keys, *made, number, again.alias("_again")])
-        except pl.exceptions.PolarsError as error:
-            raise Declined(f"a sum is too large for its type: {str(error).splitlines()[0]}") from error
+        except POLARS_FAILURES as error:
+            raise Declined(f"a sum is too large for its type: {declined_by(error)}") from error
         self.refuse_negative_counts(folded)
         if self.keys:
             folded = folded.filter(pl.col(COUNT) != 0)
@@ -205,11 +213,14 @@ class Grouping:
 
     def refuse_negative_counts(self, groups: pl.DataFrame) -> None:
         """Raise a UsageError if a group has fewer rows than none: then an input has rows with a negative count."""
-        if len(groups) and groups[COUNT].min() < 0:  # type: ignore[operator]
-            inputs = sorted({each.input for each in nodes_of(self.node) if isinstance(each, InputScan)})
-            raise UsageError(
-                f"a group of rows of {', '.join(inputs)} has a negative count: a view needs counts from 1 on"
-            )
+        refuse_negative_counts(self.node, groups[COUNT])
+
+
+def refuse_negative_counts(node: PlanNode, counts: pl.Series) -> None:
+    """Raise a UsageError if a count of rows below a node is negative: then its inputs have such rows."""
+    if len(counts) and counts.min() < 0:  # type: ignore[operator]
+        inputs = sorted({each.input for each in nodes_of(node) if isinstance(each, InputScan)})
+        raise UsageError(f"a group of rows of {', '.join(inputs)} has a negative count: a view needs counts from 1 on")
 
 
 def _beyond(kind: str, now: pl.Expr, before: pl.Expr) -> pl.Expr:

@@ -179,10 +179,10 @@ class Evaluator:
         """Change the groups of an aggregate by the changes below it."""
         grouping = Grouping(node)
         changed = self.changes(node.child)
-        changes = grouping.accumulate(changed)
+        changes = grouping.accumulate(changed, follow=True)
         gone = changes.clear()
         if grouping.minds_retractions:
-            gone = grouping.accumulate(_negated(changed.filter(pl.col(WEIGHT) < 0)))
+            gone = grouping.accumulate(_negated(changed.filter(pl.col(WEIGHT) < 0)), follow=True)
         keys = Keys(tuple(grouping.keys), changes.select(grouping.keys)) if grouping.keys else None
         old = self._source.groups(node, keys)
         assert old is not None

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from timespine.views.engine.lowering import WEIGHT
+from timespine.views.engine.lowering import WEIGHT, Declined
 
 SPREADS = ("var_samp", "var_pop", "stddev_samp", "stddev_pop")
 PAIRED = ("covar_samp", "covar_pop", "corr")
@@ -79,7 +79,7 @@ def spread_of(function: str, sums: Sequence[int], exponents: Sequence[int], part
         return _correlation(n * total[XY] - total[X] * total[Y], of_x * of_y, spreads)
     together = n * total[XY] - total[X] * total[Y] if function in PAIRED else of_x
     got = _rounded(together, n * n if function.endswith("_pop") else n * (n - 1), 2 * unit)
-    # Changes alone, which nothing is shown of, may have a negative one.
+    # Rows with negative counts may have a negative one.
     return math.sqrt(max(got, 0.0)) if function.startswith("stddev") else got
 
 
@@ -140,7 +140,10 @@ def _correlation(together: int, squared: int, spreads: float) -> float | None:
     """Return a correlation; `spreads` is the product in doubles by whose root Spark divides: perhaps 0 or infinite."""
     if not spreads > 0:
         return None
-    size = 0.0 if math.isinf(spreads) else math.sqrt(together**2 / squared)
+    try:
+        size = 0.0 if math.isinf(spreads) else math.sqrt(together**2 / squared)
+    except OverflowError as error:  # only of negative counts: of others it is 1 at most
+        raise Declined("a correlation of rows with a negative count") from error
     return size if together >= 0 else -size
 
 

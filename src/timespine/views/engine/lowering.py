@@ -44,8 +44,20 @@ NEGATED_DIGITS = 34
 """The digits to which Spark rounds a decimal when it negates it."""
 
 
+POLARS_FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+"""What Polars raises if it cannot compute something. A panic is not an Exception: no other handler catches it."""
+
+_CALENDAR_DAYS = (-96_465_292, 95_026_236)
+"""The first and the last day from 1970 on that Polars knows the year of: those of the years -262143 and 262142."""
+
+
 class Declined(Exception):
     """This process cannot be sure of Spark's answer for these rows; the message says why."""
+
+
+def declined_by(error: BaseException) -> Declined:
+    """Make the refusal of rows that Polars cannot compute."""
+    return Declined(str(error).partition("\n")[0])
 
 
 @functools.lru_cache(1024)
@@ -92,6 +104,23 @@ class Lowering:
         """Add a guard."""
         self.guards.append((condition.any(), why))
 
+    def in_calendar(self, expression: Expression) -> pl.Expr:
+        """Return a date or a timestamp, and decline those that are beyond the calendar of Polars.
+
+        SUBTLE: beyond it, parts of dates are null, and truncations and casts panic. The guards of one evaluation are
+        looked at together, so those must not panic either: values are clipped (test_far_dates.py).
+        """
+        made = self.lower(expression)
+        first, last = _CALENDAR_DAYS
+        if pa.types.is_timestamp(expression.type):
+            if expression.type.unit == "ns":
+                return made
+            day = 86_400 * (1_000_000 if expression.type.unit == "us" else 1000)
+            first, last = first * day, (last + 1) * day - 1
+        number = made.to_physical()
+        self.refuse((number < first) | (number > last), "a date that is too far from 1970")
+        return number.clip(first, last).cast(memory_type(expression.type))
+
     def beside_double(self, expression: Expression) -> pl.Expr:
         """Return an operand of an operation on doubles, with a value of its own for each row."""
         self.has_doubles = True
@@ -114,8 +143,8 @@ class Lowering:
                     if hit:
                         raise Declined(why)
             return frame.select(list(outputs))
-        except pl.exceptions.PolarsError as error:
-            raise Declined(str(error).splitlines()[0]) from error
+        except POLARS_FAILURES as error:
+            raise declined_by(error) from error
 
 
 def with_ones(frame: pl.DataFrame) -> pl.DataFrame:
@@ -257,8 +286,10 @@ def _extreme(lowering: Lowering, call: Call) -> pl.Expr:
 
 @_on("cast")
 def _cast(lowering: Lowering, call: Call) -> pl.Expr:
-    (argument,) = _args(lowering, call)
     before, after = call.args[0].type, call.type
+    if pa.types.is_date(before) and not pa.types.is_date(after):
+        return lowering.in_calendar(call.args[0]).cast(memory_type(after))
+    (argument,) = _args(lowering, call)
     if pa.types.is_timestamp(before) and pa.types.is_date(after):
         return argument.dt.date()
     if pa.types.is_decimal(before) and pa.types.is_decimal(after) and after.scale < before.scale:
@@ -403,7 +434,7 @@ def _text(lowering: Lowering, call: Call) -> pl.Expr:
 
 @_on("year", "month", "day", "quarter", "day of year", "hour", "minute")
 def _date_part(lowering: Lowering, call: Call) -> pl.Expr:
-    (date,) = _args(lowering, call)
+    date = lowering.in_calendar(call.args[0])
     parts = {
         "year": date.dt.year,
         "month": date.dt.month,
@@ -425,7 +456,7 @@ def _date_arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
         return (date.cast(pl.Int32).cast(_WIDE) + number.cast(_WIDE)).cast(pl.Int32, strict=True).cast(pl.Date)
     months = call.args[1]
     assert isinstance(months, Literal)
-    return date.dt.offset_by(f"{months.value}mo")
+    return lowering.in_calendar(call.args[0]).dt.offset_by(f"{months.value}mo")
 
 
 _STEPS = {"YEAR": "1y", "QUARTER": "1q", "MONTH": "1mo", "WEEK": "1w"}
@@ -436,7 +467,7 @@ _STEPS |= {"DAY": "1d", "HOUR": "1h", "MINUTE": "1m", "SECOND": "1s"}
 def _start_of(lowering: Lowering, call: Call) -> pl.Expr:
     moment, unit = call.args if call.function == "trunc" else call.args[::-1]
     assert isinstance(unit, Literal)
-    return lowering.lower(moment).dt.truncate(_STEPS[str(unit.value)])
+    return lowering.in_calendar(moment).dt.truncate(_STEPS[str(unit.value)])
 
 
 def fold_constant(expression: Expression) -> Expression:

@@ -11,7 +11,7 @@ from timespine.columnar.schema.schema import DIFF, TIME
 from timespine.errors import UsageError
 from timespine.views.compute_changes import Compiled, ViewDelta, stage_changes
 from timespine.views.engine.accumulators import Grouping
-from timespine.views.engine.lowering import WEIGHT, Declined, to_memory
+from timespine.views.engine.lowering import POLARS_FAILURES, WEIGHT, declined_by, to_memory
 from timespine.views.engine.store_source import InputReader, StoreSource
 from timespine.views.every.timed_evaluate import TimedEvaluator
 from timespine.views.every.timed_rows import sum_timed
@@ -57,8 +57,8 @@ def compute_timed(compiled: Compiled, source: StoreSource, before: int) -> ViewD
     evaluator = TimedEvaluator(timed, before)
     try:
         changed = evaluator.changes(compiled.plan)
-    except pl.exceptions.PolarsError as error:
-        raise Declined(str(error).splitlines()[0]) from error
+    except POLARS_FAILURES as error:
+        raise declined_by(error) from error
     stages, touched = [], 0
     for node in compiled.aggregates:
         old, new = evaluator.groups.get(node, (None, None))

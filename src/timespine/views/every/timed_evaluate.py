@@ -19,10 +19,25 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.columnar.schema.schema import TIME
-from timespine.views.engine.accumulators import ADD, COUNT, Grouping, decline_large, largest_total
+from timespine.views.engine.accumulators import (
+    ADD,
+    COUNT,
+    Grouping,
+    decline_large,
+    largest_total,
+    refuse_negative_counts,
+)
 from timespine.views.engine.evaluate import Evaluator, Keys, Source, join_rows, set_operation
 from timespine.views.engine.explode_rows import explode_rows
-from timespine.views.engine.lowering import WEIGHT, Declined, evaluate_columns, keep_rows, memory_type
+from timespine.views.engine.lowering import (
+    POLARS_FAILURES,
+    WEIGHT,
+    Declined,
+    declined_by,
+    evaluate_columns,
+    keep_rows,
+    memory_type,
+)
 from timespine.views.engine.windows import top_rows, window_rows
 from timespine.views.every.timed_rows import AT, differences_along, last_times, rows_at, sum_timed, touched_times
 from timespine.views.plan.algebra import (
@@ -153,8 +168,8 @@ class TimedEvaluator:
                 decline_large(largest_total(along, grouping.keys, pl.col(each.name)), each.call)
         try:
             states = along.with_columns(sums).rename({TIME: AT})
-        except pl.exceptions.PolarsError as error:
-            raise Declined(f"a sum is too large for its type: {str(error).splitlines()[0]}") from error
+        except POLARS_FAILURES as error:
+            raise Declined(f"a sum is too large for its type: {declined_by(error)}") from error
         grouping.refuse_negative_counts(states)
         pairs = touched_times([(changed, {name: name for name in grouping.keys})], grouping.keys, self._before)
         last = states.join(last_times(pairs), on=[*grouping.keys, AT], how="semi", nulls_equal=True)
@@ -198,6 +213,8 @@ class TimedEvaluator:
             rows_at(self._of_keys(child, pairs, own), each, pairs, own)
             for (child, own), (each, _) in zip(sides, changes, strict=True)
         ]
+        for part in parts:
+            refuse_negative_counts(plan, part[WEIGHT])
         return differences_along(_apply(plan, parts), pairs, names, self._before)
 
     def _of_keys(self, child: PlanNode, pairs: pl.DataFrame, own: dict[str, str]) -> pl.DataFrame:

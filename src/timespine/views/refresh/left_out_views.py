@@ -60,12 +60,16 @@ class LeftOutViews:
     def remaining(self, works: list[Work]) -> list[Work]:
         """Return the views that are not left out; leave out those that read others that are."""
         kept = [work for work in works if work.name not in self.errors]
-        for work in kept:
-            lost = next((each.id for each in work.definition.inputs if each.id in self._ids), None)
-            if lost is not None:
-                why = f"view {work.name} was not refreshed, because its input {self._ids[lost]} was not"
-                self._add(work.name, work.id, why)
-                return self.remaining(kept)
+        lost = True
+        while lost:  # a view may stand before those that it reads
+            lost = False
+            for work in kept:
+                inputs = [self._ids[each.id] for each in work.definition.inputs if each.id in self._ids]
+                if inputs:
+                    why = f"view {work.name} was not refreshed, because its input {inputs[0]} was not"
+                    self._add(work.name, work.id, why)
+                    lost = True
+            kept = [work for work in kept if work.name not in self.errors]
         return kept
 
     def _add(self, name: str, id: str, why: str) -> None:

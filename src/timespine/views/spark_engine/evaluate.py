@@ -23,7 +23,7 @@ from timespine.spark.quoted_names import quoted
 from timespine.spark.type_mapping import to_spark_schema
 from timespine.views.engine.accumulators import ADD
 from timespine.views.engine.evaluate import Evaluator, Keys, is_change
-from timespine.views.engine.lowering import WEIGHT, Declined, memory_type
+from timespine.views.engine.lowering import POLARS_FAILURES, WEIGHT, Declined, memory_type
 from timespine.views.engine.portable_plans import only_spark
 from timespine.views.plan.algebra import (
     Aggregate,
@@ -148,7 +148,7 @@ class SparkEvaluator:
                 version, keys = at
                 assert keys.local is not None
                 found = self._driver.rows_of(plan, version, Keys(keys.names, keys.local))
-        except (Declined, pl.exceptions.PolarsError):
+        except (Declined, *POLARS_FAILURES):
             self._small[plan] = False
             return None
         for node in nodes_of(plan):
