@@ -12,8 +12,8 @@ MEMORY = "peak memory"
 """The metric of an aim about the most memory of a process."""
 
 EXPIRY_BEFORE_S = 2.41
-"""Seconds that "expiry and compaction" took at `ee9da37`, before past and live rows were runs of their own, on the machine of
-docs/benchmarks.md."""
+"""Seconds that "expiry and compaction" took at `ee9da37`, before past and live rows were runs of
+their own, on the machine of docs/benchmarks.md."""
 
 
 @dataclass(frozen=True, slots=True)
