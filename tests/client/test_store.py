@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from assertions import until
 from memory_store import BLOBS, Script, in_threads
+from numbered_rows import rows_of
 
 import timespine as ts
 from timespine.client.commit.group_commit import STORE_CLOSED
@@ -19,10 +20,6 @@ from timespine.pool import Pool
 from timespine.testing.unreliable import Fault
 
 KEY = {"n": "int64"}
-
-
-def rows_of(collection):
-    return sorted(row["n"] for row in collection.snapshot().to_pylist())
 
 
 # A folder.

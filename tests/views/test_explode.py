@@ -5,7 +5,6 @@ import decimal
 import polars as pl
 import pyarrow as pa
 import pytest
-from memory_store import MemoryStore
 
 import timespine as ts
 from timespine.views.engine.explode_rows import explode_rows
@@ -20,12 +19,6 @@ FIRST = [
     {"id": 3, "tags": None, "items": None},
     {"id": 4, "tags": [None, "old"], "items": [None]},
 ]
-
-
-@pytest.fixture
-def place():
-    with MemoryStore() as made:
-        yield made
 
 
 def filled(place):

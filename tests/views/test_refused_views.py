@@ -1,7 +1,6 @@
 """Views that are refused or broken: names that are taken, open ties, lost inputs, rows that make one fail."""
 
 import pytest
-from memory_store import MemoryStore
 from test_views import SUMS, filled, rows
 
 import timespine as ts
@@ -9,12 +8,6 @@ from timespine.client.catalog import create_in_transaction
 from timespine.columnar.schema.schema import DIFF
 from timespine.views import compute_changes, definition
 from timespine.views.refresh import refresh_one_view
-
-
-@pytest.fixture
-def place():
-    with MemoryStore() as made:
-        yield made
 
 
 @pytest.mark.parametrize("policy", ["auto", "full"])

@@ -6,7 +6,3 @@ KEY = {"n": "int64"}
 
 
 LOST = [Fault.INDETERMINATE_DONE, Fault.INDETERMINATE_NOT, Fault.LATE]
-
-
-def rows_of(collection):
-    return sorted(row["n"] for row in collection.snapshot().to_pylist())

@@ -1,8 +1,9 @@
 """Names of collections: one winner, whoever comes at the same time, and nothing that damage could make of them."""
 
 import pytest
-from catalog_cases import KEY, rows_of
+from catalog_cases import KEY
 from memory_store import BLOBS, Script, in_threads
+from numbered_rows import rows_of
 
 from timespine.client.catalog import catalog
 from timespine.client.catalog.catalog import LOG, decode_catalog

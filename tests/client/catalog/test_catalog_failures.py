@@ -5,8 +5,9 @@ import zlib
 
 import msgspec
 import pytest
-from catalog_cases import KEY, LOST, rows_of
+from catalog_cases import KEY, LOST
 from memory_store import Script
+from numbered_rows import rows_of
 
 from timespine.client.catalog.catalog import FOR_EVER, LOG, Catalog, CatalogEntry, Names, decode_catalog, encode_catalog
 from timespine.client.maintenance.maintenance import EXPIRE_S

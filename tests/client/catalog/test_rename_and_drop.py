@@ -5,8 +5,9 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from catalog_cases import KEY, LOST, rows_of
+from catalog_cases import KEY, LOST
 from memory_store import BLOBS, Script
+from numbered_rows import rows_of
 
 from timespine.client.catalog import catalog
 from timespine.client.catalog.catalog import LOG

@@ -7,10 +7,6 @@ def numbers(store, name="numbers"):
     return store.create(name, key={"n": "int64"}, timeline="counter", if_exists="open")
 
 
-def rows_of(collection):
-    return sorted(row["n"] for row in collection.snapshot().to_pylist())
-
-
 def ids(store):
     return store._committer.session.committer, store._committer.session.writer
 

@@ -3,8 +3,9 @@
 import threading
 
 import pytest
-from group_commit_cases import expire, ids, numbers, rows_of
+from group_commit_cases import expire, ids, numbers
 from memory_store import BLOBS, QUICK, Gate, Script, in_threads, together
+from numbered_rows import rows_of
 
 from timespine.client.commit.leader_queue import GROUP_MAX
 from timespine.client.commit.shared_session import UNREAD_MAX

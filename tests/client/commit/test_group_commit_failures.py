@@ -6,8 +6,9 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from group_commit_cases import expire, ids, numbers, rows_of
+from group_commit_cases import expire, ids, numbers
 from memory_store import BLOBS, QUICK, Script
+from numbered_rows import rows_of
 
 from timespine.core.group import CommandTransaction, Refused
 from timespine.core.transitions import AdvanceUpper

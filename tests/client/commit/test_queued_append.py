@@ -2,6 +2,7 @@
 
 import pytest
 from memory_store import BLOBS, QUICK, Gate, in_threads, together
+from numbered_rows import rows_of
 
 from timespine.client.commit.queued_append import StagedAppends
 from timespine.client.write import group_small_appends
@@ -17,10 +18,6 @@ def create(store, name="items", **options):
     made = store.create(name, key={"n": "int64"}, value={"v": "string"}, **{"timeline": "counter", **options})
     made.append([{"n": 0}])
     return made
-
-
-def rows_of(collection):
-    return sorted(row["n"] for row in collection.snapshot().to_pylist())
 
 
 @pytest.mark.parametrize("timeline", ["counter", "clock"])

@@ -7,6 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from memory_store import BLOBS, QUICK, Gate, Script, in_threads, together
+from numbered_rows import rows_of
 
 from timespine.client.commit.retry_limits import RETRY
 from timespine.client.write import group_small_appends
@@ -28,10 +29,6 @@ def opened(place, gate, **options):
     collection = store.create("items", key={"n": "int64"}, value=value, timeline="counter")
     collection.append([{"n": 0}])
     return store, collection
-
-
-def rows_of(collection):
-    return sorted(row["n"] for row in collection.snapshot().to_pylist())
 
 
 def hollow_count(collection):

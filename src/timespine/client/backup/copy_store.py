@@ -27,7 +27,7 @@ from timespine.config import DEFAULT
 from timespine.errors import CorruptionError, UsageError, short_repr
 from timespine.location.opening.store_location import parse_location
 
-CUTS_MAX = 5
+COPIES_MAX = 5
 """Cuts of a store without leases that a copy tries: maintenance may delete a blob before it is copied."""
 
 
@@ -98,13 +98,15 @@ def _opened(origin: str | os.PathLike[str] | Store, *, read_only: bool) -> Itera
 def _copy(store: Store, target: CopyTarget, verify: Verification, progress: Progress) -> CopyResult:
     origin, epoch = identify(store), store_epoch(store)
     there = target.begin(origin, epoch, store.location)
-    for attempt in range(CUTS_MAX):
+    for attempt in range(COPIES_MAX):
         try:
             with newest_cut(store) as cut:
                 return fill_target(store, target, cut, there, verify, progress)
         except MissingBlob as missing:
-            if attempt == CUTS_MAX - 1:
-                raise CorruptionError(f"{missing}: it is damaged, or maintenance was faster {CUTS_MAX} times") from None
+            if attempt == COPIES_MAX - 1:
+                raise CorruptionError(
+                    f"{missing}: it is damaged, or maintenance was faster {COPIES_MAX} times"
+                ) from None
             there = target.list_sizes()
     raise AssertionError("the last attempt returns or raises")
 

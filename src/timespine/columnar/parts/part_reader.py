@@ -24,8 +24,8 @@ from timespine.columnar.cached_property import cached_property
 from timespine.columnar.kernels.key_encoding import NULL
 from timespine.columnar.parts import bloom_probe
 from timespine.columnar.parts.inline_part import check_decoded_updates
-from timespine.columnar.parts.page_file import ChunkPages, page_file
 from timespine.columnar.parts.page_table import GAP_BYTES, PageTable, decode_page_table, fetch_ranges
+from timespine.columnar.parts.parquet_of_one_page import ChunkPages, page_file
 from timespine.columnar.parts.part_footer import (
     HASH_BYTES,
     MAGIC,
