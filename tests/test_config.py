@@ -61,11 +61,12 @@ def test_value_out_of_bounds_is_a_usage_error_that_names_the_field(name: str, va
         Config(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["relay_appends", "merge_process"])
 @pytest.mark.parametrize("value", [0, 1, None, "True"])
-def test_a_switch_is_true_or_false(value: Any) -> None:
-    assert Config(relay_appends=False) != DEFAULT
-    with pytest.raises(UsageError, match="relay_appends"):
-        Config(relay_appends=value)
+def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
+    assert Config(**{name: False}) != DEFAULT
+    with pytest.raises(UsageError, match=name):
+        Config(**{name: value})
 
 
 @pytest.mark.parametrize("value", ["LZ4", "gzip", 1, None])

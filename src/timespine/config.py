@@ -169,6 +169,11 @@ class Config:
     merge_bytes: int = 256 << 20
     """Memory of one merge for the rows in it, at most about."""
 
+    merge_process: bool = True
+    """Whether background merges of 262,144 updates or more run in a process of their own. The first of them starts it,
+    with memory of its own (300 MB and what `merge_bytes` allows), and it ends after a minute without one. Off, merges
+    share the interpreter lock with the program: beside a busy thread they keep 2 to 3 % of their speed."""
+
     any_order_rows: int = 1 << 16
     """Rows of a run from which on a whole read may return them in any order: those that few changes do not touch then
     pass unsorted. Fewer rows come in order, since a person may read them, and to sort them takes no longer."""
@@ -222,9 +227,9 @@ class Config:
                 if type(value) is not tuple or not all(type(text) is str and text.strip("*") for text in value):
                     raise UsageError(f"config stats_always_keep must be a tuple of names, not {short_repr(value)}")
                 continue
-            if each.name == "relay_appends":
+            if each.name in ("relay_appends", "merge_process"):
                 if type(value) is not bool:
-                    raise UsageError(f"config relay_appends must be True or False, not {short_repr(value)}")
+                    raise UsageError(f"config {each.name} must be True or False, not {short_repr(value)}")
                 continue
             choices = _CHOICES.get(each.name)
             if choices is not None:

@@ -13,13 +13,7 @@ import pyarrow as pa
 
 from timespine.client.arguments.argument_types import IfBehind, IfExists, KeyLike, Multiplicity, SchemaLike, Timeline
 from timespine.client.arguments.time_args import DurationLike, FrontierLike, TimeLike, check_clock, parse_time
-from timespine.client.catalog.catalog import (
-    Catalog,
-    CatalogEntry,
-    Names,
-    check_collection_name,
-    check_role,
-)
+from timespine.client.catalog.catalog import Catalog, CatalogEntry, Names, check_collection_name, check_role
 from timespine.client.catalog.create_in_transaction import Definition, PendingCreates, check_new_name, schema_of
 from timespine.client.catalog.drop_and_purge import DropService
 from timespine.client.catalog.keep_deleted_setting import KeepDeletedVerbs
@@ -44,6 +38,7 @@ from timespine.client.maintenance.heartbeat import HeartbeatThread
 from timespine.client.maintenance.maintenance import Maintenance
 from timespine.client.maintenance.maintenance_report import MaintenanceReport
 from timespine.client.maintenance.merge_effect import perform_merge
+from timespine.client.maintenance.merge_process.merge_process import MergeProcess
 from timespine.client.maintenance.vacuum import VacuumResult, vacuum_collections
 from timespine.client.opening.close_store import end_background
 from timespine.client.opening.open_collections import Handles
@@ -111,6 +106,8 @@ class Store(ViewVerbs, KeepDeletedVerbs):
             self._committer, self._leases, blob, self._cache, self._pool, config, clock, audit=audit, location=location
         )
         self._context.monotonic, self._context.sleep, self._context.read_keep_ms = monotonic, sleep, self._read_keep_ms
+        self._merge_process = MergeProcess(self._context)
+        self._engine.whole_delegate = self._merge_process.merge
         self._catalog = Catalog(self._driver, self._committer.session, read_only=read_only)
         self._drop_service = DropService(self._catalog, self._committer)
         self._handles = Handles()
@@ -383,7 +380,10 @@ class Store(ViewVerbs, KeepDeletedVerbs):
             return
         with self._closing.within(timeout):
             if not self._closed:
-                end_background(self._context, self._maintenance, self._heartbeat_thread, self._upkeep, timeout)
+                try:
+                    end_background(self._context, self._maintenance, self._heartbeat_thread, self._upkeep, timeout)
+                finally:
+                    self._merge_process.close()  # also if its merge is what takes too long
                 self._pool.shutdown(limit_s=timeout)
                 try:
                     self._driver.close()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 import msgspec
 
@@ -31,6 +32,11 @@ from timespine.columnar.schema.schema import Schema
 from timespine.config import Config
 from timespine.core.effects import MergeRuns, Output
 from timespine.location.blob import Blob
+from timespine.model.description import Description
+
+WholeMergeDelegate = Callable[[MergeTask, Description, Sequence[Schema], Counters, Callable[[], Output]], Output]
+"""A function that does whole merges in place of the engine. It gets the description of the result, the schemas and
+counters of the collection, and a function that does the merge here."""
 
 
 class Engine:
@@ -55,7 +61,9 @@ class Engine:
         self._monotonic = monotonic
         self._at_work: dict[str, tuple[MergeRuns, float]] = {}
         self.delegate: MergeDelegate | None = None
-        """Who merges what is large, if anybody does."""
+        """Who merges large stretches of a merge, if anybody does."""
+        self.whole_delegate: WholeMergeDelegate | None = None
+        """Who does whole merges, unless there is a delegate for large stretches."""
 
     def merge(self, effect: MergeRuns) -> Output:
         """Carry out a MergeRuns effect; None if an input is gone."""
@@ -66,15 +74,25 @@ class Engine:
         splits = all(time == (0,) * len(time) for time in desc.lower.elements)
         try:
             work = MergeTask(effect.collection, effect.writer, desc.since, runs, splits=splits)
-            output = self._merge_of(work).run(desc)
+            output = self._merged(work, desc)
             took_ms = int((self._monotonic() - began) * 1000)
             return None if output is None else msgspec.structs.replace(output, ms=max(took_ms, 0))
         finally:
             del self._at_work[effect.writer]
 
+    def merge_here(self, work: MergeTask, desc: Description) -> Output:
+        """Do a whole merge in this process; None if an input is gone."""
+        return self._merge_of(work).run(desc)
+
     def merge_range(self, work: MergeTask) -> MergedParts | None:
         """Merge what lies in a range of keys into new parts; None if an input is gone."""
         return self._merge_of(work).run_range()
+
+    def _merged(self, work: MergeTask, desc: Description) -> Output:
+        if self.whole_delegate is None or self.delegate is not None:
+            return self.merge_here(work, desc)
+        schemas, counters = self._schemas_of(work.collection), self._counters_of(work.collection)
+        return self.whole_delegate(work, desc, schemas, counters, partial(self.merge_here, work, desc))
 
     def _merge_of(self, work: MergeTask) -> RunMerge:
         schemas, counters = self._schemas_of(work.collection), self._counters_of(work.collection)

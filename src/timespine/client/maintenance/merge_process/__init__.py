@@ -1,0 +1,1 @@
+"""A process of its own for large background merges."""
