@@ -70,7 +70,7 @@ class MergeProcess:
         self.failures = 0
         """Merges in a row that the process failed to do and this one did."""
         self._context = context
-        add_to_counter(context.counters, MERGES_FAILED, 0)
+        context.counters[MERGES_FAILED] = 0  # so that it can be watched before it happens
         self._idle_s = idle_s
         self._asking = Lock("the process that merges", END_S)
         self._process: subprocess.Popen[bytes] | None = None
