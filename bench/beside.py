@@ -5,10 +5,11 @@ Every call of numpy or Arrow gives the lock up, and waits up to the switch inter
 of such calls decides, and not what they compute. The waits of the merging thread are counted too: other programs on
 the machine change the speeds, and hardly these.
 
-Two merges are of tables in memory: as a caller does it, and as background work. The third is the whole merge of a
+Two merges are of tables in memory: as a caller does it, and as background work. The others are the whole merge of a
 collection as background work, as the maintenance thread does it: decode the stored runs, merge them, encode and put the
 result, and commit. It has threads of its own for reading ahead and for encoding, so that it has more than one core
-while it is alone. The waits are those of the merging thread only.
+while it is alone. One of them runs in this process, and the other in a process of its own (`Config.merge_process`) that
+was started before. The waits are those of the merging thread of this process only.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pyarrow as pa
 
 import timespine as ts
 from bench.core import table as print_table
+from timespine.client.maintenance.merge_process.merge_process import LEAST_ROWS
 from timespine.columnar.kernels.background_flag import background_work
 from timespine.columnar.kernels.kway_merge import kway_merge
 
@@ -102,22 +104,29 @@ def stored(runs: list[pa.Table], folder: Path) -> None:
         items = store.create("items", key=key, value={"value": "int64"}, timeline="counter")
         for run in runs:
             items.append(run)
+        first = store.create("first", key={"key": "int64"}, timeline="counter")
+        for number in range(2):
+            first.append(pa.table({"key": np.arange(number, 2 * LEAST_ROWS, 2)}))
 
 
 @contextmanager
-def merge_of_stored(source: Path) -> Iterator[Callable[[], None]]:
+def merge_of_stored(source: Path, by_process: bool) -> Iterator[Callable[[], None]]:
     """Copy a store, and give the call that merges its collection in the background. It works once."""
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
-        with ts.open(folder, maintenance=False) as store:
+        with ts.open(folder, maintenance=False, config=ts.Config(merge_process=by_process)) as store:
             items = store["items"]
             rows = items.count()
+            with background_work():
+                store["first"].compact(wait=True)  # starts the process
 
             def merge() -> None:
                 with background_work():
                     items.compact(wait=True)
 
             yield merge
+            if store.metrics().get("merges by process", 0) < 2 * by_process:
+                raise RuntimeError("the process did not merge")
             if items.count() != rows:
                 raise RuntimeError(f"wrong answer: {rows:,} rows before the merge, {items.count():,} after it")
 
@@ -159,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, prepare in (
                 ("in memory, for a caller", partial(repeatable, partial(merged, runs))),
                 ("in memory, background", partial(repeatable, partial(merged_in_background, runs))),
-                ("stored runs, background", partial(merge_of_stored, source)),
+                ("stored runs, background", partial(merge_of_stored, source, by_process=False)),
+                ("stored runs, by another process", partial(merge_of_stored, source, by_process=True)),
             ):
                 lines.append({"rows": kind, "merge": name, **compared(prepare, rows, options.turns)})
     print_table(f"Merges of {RUNS} runs: millions of rows per second, and waits per million rows beside", lines)
