@@ -193,10 +193,11 @@ def test_streams_run_and_their_figures_fill_a_page_of_their_own(tmp_path: Path) 
 
 
 def test_aims_of_many_writers_stand_first_in_the_page_with_their_figures_and_misses_in_bold() -> None:
-    threads, processes = (aim.work for aim in streams_report.AIMS)
+    threads, processes, upserts = dict.fromkeys(aim.work for aim in streams_report.AIMS)
     values = {
         threads: {"appends per second": 6000.0, "p99": 0.0251},
         processes: {"appends per second": 458.0, "p99": 0.04},
+        upserts: {"changes started again": 0.0},
     }
     found = [
         {"work": work, "system": "ours", "figure": figure, "median": value, "all": [value]}
@@ -205,13 +206,16 @@ def test_aims_of_many_writers_stand_first_in_the_page_with_their_figures_and_mis
     ]
     page = streams_report.markdown({"machine": {}, "quick": False, "when": "now", "repeat": 1, "found": found})
     table = list(streams_report.aims(found))
-    assert f"| {threads} | 6,000 | 5,000 | **25.10 ms** | 20.00 ms | **no** |" in table
-    assert f"| {processes} | **458** | 3,500 | 40.00 ms | 50.00 ms | **no** |" in table
+    assert f"| {threads} | appends per second | 6,000 | at least 5,000 | yes |" in table
+    assert f"| {threads} | p99 | **25.10 ms** | at most 20.00 ms | **no** |" in table
+    assert f"| {processes} | appends per second | **458** | at least 3,500 | **no** |" in table
+    assert f"| {upserts} | changes started again | 0 | at most 0 | yes |" in table
     assert page.index(table[0]) < page.index("**Appends of one row by 8 threads**")
     assert list(streams_report.aims([each for each in found if each["figure"] == "p50"])) == []
     sizes = streams.Sizes()
     assert threads == f"appends of one row by {sizes.writers[0]} threads"
     assert processes == f"appends of one row by {sizes.processes[-1]} processes of {sizes.writers[0]} threads"
+    assert upserts == f"upserts of {sizes.rows} rows in {sizes.base:,} by {sizes.upserters[-1]} processes"
 
 
 def _made_up() -> tuple[figures.Report, figures.Entry]:
