@@ -1,4 +1,9 @@
-"""Damaged, foreign and hostile parts: the rows that were written or a CorruptionError; never others, never a hang."""
+"""Damaged, foreign and hostile parts: the rows that were written or a CorruptionError; never others, never a hang.
+
+The format has no index of keys and no stored positions of rows (docs/design/0017), so there are no bytes of them to
+flip.
+`test_every_byte.py` flips those of larger parts, which have Bloom filters and dictionaries.
+"""
 
 import dataclasses
 import time
