@@ -1,8 +1,11 @@
 """The public API against a model: whatever is done, in any order, answers are those of a plain list of updates."""
 
+import contextlib
+import dataclasses
 import os
 import tempfile
 from collections import Counter
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -11,7 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import timespine as ts
+from timespine.columnar.parts.part_reader import PartReader
+from timespine.columnar.scan import parallel_scan
+from timespine.columnar.write import upload
 from timespine.errors import SinceError, UsageError
+from timespine.testing.formats.real_storage import with_low_limits
 
 KEYS = st.integers(0, 6)
 VALUES = st.sampled_from(["", "a", "b", "\u00e9", "\U0001f600", None])
@@ -41,8 +48,10 @@ class Collections(RuleBasedStateMachine):
         self.open()
         self.orders = self.store.create("orders", key={"k": "int64"}, value={"v": "string"}, timeline="counter")
 
+    config = CONFIG
+
     def open(self):
-        self.store = ts.open(self.folder.name, maintenance=False, audit=1.0, config=CONFIG)
+        self.store = ts.open(self.folder.name, maintenance=False, audit=1.0, config=self.config)
 
     def teardown(self):
         if hasattr(self, "store"):
@@ -221,10 +230,117 @@ class Collections(RuleBasedStateMachine):
             assert self.orders.since.elements[0][0] == self.since
 
 
-TestCollections = Collections.TestCase
-TestCollections.settings = settings(
+MANY = range(40)
+"""Keys of enough rows for several pages, row groups and parts."""
+
+
+class FastReads(Collections):
+    """The same with rows in files and low limits, so that reads take the paths of large collections."""
+
+    config = dataclasses.replace(
+        CONFIG, part_bytes=2000, row_group_rows=8, page_rows=1, inline_part_bytes=100, any_order_rows=1
+    )
+    taken = Counter()
+    """How often a run of the machine took the paths."""
+
+    @initialize()
+    def begin(self):
+        self.undo = contextlib.ExitStack()
+        self.undo.enter_context(with_low_limits())
+        for place, name in (
+            (parallel_scan, "scan_settled"),
+            (parallel_scan, "scan_changed"),
+            (PartReader, "read_page"),
+            (upload, "join_row_groups"),
+        ):
+            self.undo.enter_context(self.counting(place, name))
+        super().begin()
+        self.append_many(0, 1)
+        self.compact()
+
+    @classmethod
+    def counting(cls, place, name):
+        """Count the calls of a function."""
+        function = getattr(place, name)
+
+        def counted(*args, **options):
+            cls.taken[name] += 1
+            return function(*args, **options)
+
+        return mock.patch.object(place, name, counted)
+
+    def teardown(self):
+        super().teardown()
+        if hasattr(self, "undo"):
+            self.undo.close()
+
+    @rule(start=st.integers(0, 20), step=st.integers(1, 3))
+    def append_many(self, start, step):
+        """Rows of many keys that are not there, so that a merged run is there once each."""
+        known = {key for key, _ in self.now()}
+        self.append([(key, "abc"[: key % 4]) for key in MANY[start::step] if key not in known])
+
+    @precondition(lambda self: self.since < self.upper)
+    @rule(key=st.sampled_from(MANY))
+    def lookup_one_of_many(self, key):
+        self.lookup(key)
+
+    @precondition(lambda self: self.since < self.upper)
+    @rule(low=st.sampled_from(MANY), count=st.integers(0, 6))
+    def snapshot_of_a_range(self, low, count):
+        where = f"k >= {low} AND k < {low + count}"
+        rows = self.orders.snapshot(where=where, multiplicity="column").to_pylist()
+        wanted = {row: times for row, times in self.now().items() if low <= row[0] < low + count}
+        assert Counter({(row["k"], row["v"]): row["_diff"] for row in rows}) == wanted
+
+    @precondition(lambda self: self.since < self.upper)
+    @rule()
+    def snapshot_of_all_after_a_merge(self):
+        """Twice: what the first one has decoded is in the cache for the second one."""
+        self.compact()
+        for _ in range(2):
+            self.check_now()
+
+    def check_now(self):
+        rows = self.orders.snapshot(multiplicity="column").to_pylist()
+        assert Counter({(row["k"], row["v"]): row["_diff"] for row in rows}) == self.now()
+        assert len(rows) == len(self.now())
+
+
+limits = settings(
     max_examples=int(os.environ.get("MACHINE_EXAMPLES", "25")),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+TestCollections = Collections.TestCase
+TestCollections.settings = limits
+
+
+class TestFastReads(FastReads.TestCase):
+    settings = settings(limits, stateful_step_count=40)
+
+    def runTest(self):
+        FastReads.taken.clear()
+        super().runTest()
+        if self.settings.max_examples >= 25:
+            assert min(FastReads.taken[name] for name in ("read_page", "scan_settled")) > 0
+
+
+def test_a_run_of_the_machine_takes_every_fast_path():
+    machine = FastReads()
+    FastReads.taken.clear()
+    try:
+        machine.begin()
+        machine.lookup_one_of_many(20)
+        assert FastReads.taken["read_page"] > 0
+        machine.snapshot_of_all_after_a_merge()
+        assert FastReads.taken["scan_settled"] == 2
+        machine.upsert({1: "b"})
+        machine.check_now()
+        assert FastReads.taken["scan_changed"] == 1
+        machine.compact()
+        assert FastReads.taken["join_row_groups"] > 0
+        machine.check_now()
+    finally:
+        machine.teardown()
