@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from building import keys_in
 from hypothesis import HealthCheck, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
-from run_cases import CONFIG, Place
+from run_cases import CONFIG, Place, updates_of
 from test_merge_engine import KV, check_runs, comparable, kv, leaves, merge, output, rows_of
 
 from timespine.columnar.merge import around_changes
-from timespine.columnar.scan.scan import needs_no_merge
+from timespine.columnar.parts import part_writer
+from timespine.columnar.predicate.key_set import KeySet
+from timespine.columnar.scan.scan import needs_no_merge, scan
 from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.schema.schema import define
 from timespine.core.batch import wrap_int64
@@ -78,6 +81,28 @@ def test_a_merge_around_changes_gives_what_the_oracle_gives(history, config, who
             place.parts().open(part, 0, TEXT).verify()
     added = set(keys_in(place.blob)) - before
     assert {part.key for part in leaves(place, found.batch) if "/m1/" in part.key} <= added
+
+
+@some
+@examples(histories())
+def test_filters_that_are_copied_with_row_groups_find_every_key(history):
+    """Parts of a few rows have filters and dictionaries here, which only larger ones have otherwise."""
+    long, changes, since, cuts = history
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(part_writer, "BLOOM_ROWS_MIN", 1)
+        patched.setattr(part_writer, "DICTIONARY_ROWS_MIN", 1)
+        place = Place([TEXT], config=replace(GROUPS, bound_bytes=12))
+        runs = [place.run(long, cuts=cuts), place.run(changes)]
+        found, _ = copied_by(place, [run for run in runs if run.parts], Frontier.at(since))
+    stored = [part for part in leaves(place, found.batch) if part.inline is None]
+    assert all(place.parts().open(part, 0, TEXT).footer.blooms for part in stored)
+    for name in {row[0] for row, _, _ in [*long, *changes]}:
+        wanted = ScanRequest(TEXT, TEXT.names, keep_times=True, keys=KeySet(pa.table({"k": [name]})))
+        tables = scan(place.parts(audit=1.0), found.batch.runs, wanted, 1 << 20)
+        seen = [update for table in tables for update in updates_of(table, TEXT)]
+        expected = [each for each in [*long, *changes] if each[0][0] == name]
+        frontier = Frontier.at(since)
+        assert comparable(compact(_keyed(seen), frontier)) == comparable(compact(_keyed(expected), frontier))
 
 
 def _keyed(updates):
