@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
-from run_cases import CONFIG, Place, order_keys, questions, worlds
+from run_cases import CONFIG, Place, order_keys, questions, schemas, worlds
+from run_cases import updates as some_updates
 
 from timespine.columnar.parts.part_cache import PartCache
 from timespine.columnar.predicate.key_set import KeySet
@@ -21,6 +26,7 @@ from timespine.columnar.scan.scan_request import ScanRequest
 from timespine.columnar.scan.visibility import Window
 from timespine.columnar.scan.worker_slice import Slice, cut_slices, read_slice_rows
 from timespine.columnar.schema.schema import define
+from timespine.core.batch import Order, Run
 from timespine.errors import CorruptionError, UsageError
 from timespine.model.frontier import Frontier
 
@@ -176,3 +182,63 @@ def test_files_with_more_than_plain_rows_are_not_read_as_they_stand():
     hidden = msgspec.structs.replace(run.parts[0], upper=Frontier.at(2))
     for part in (moved, hidden):
         assert parts_readable_as_is(parts, [msgspec.structs.replace(run, parts=(part,))], WHOLE) is None
+
+
+@st.composite
+def settled_worlds(draw):
+    """A place with one run of rows that are there once each, at times until 3, in files or lists of files."""
+    made, pools = draw(schemas())
+    place, id = Place(made), len(made) - 1
+    drawn = draw(some_updates(place.newest, pools))
+    table = place.ordered([(row, (3,) * place.newest.arity, 1) for row, _, _ in drawn], id)
+    ones = pa.array([1] * table.num_rows, pa.int64())
+    table = table.set_column(table.column_names.index("_diff"), "_diff", ones).cast(place.newest.update_arrow)
+    cuts = sorted({0, table.num_rows, *draw(st.lists(st.integers(0, table.num_rows), max_size=3))})
+    parts = [place.stored(table.slice(a, b - a), id) for a, b in pairwise(cuts)]
+    run = Run(tuple([place.listed(parts)] if parts and draw(st.booleans()) else parts), Order.SORTED, id)
+    return place, [run] if parts else [], [], pools
+
+
+def rows_of_files(place, parts, wanted):
+    """What a reader that knows nothing but Parquet finds in the files of parts."""
+    files = [pq.read_table(io.BytesIO(place.blob.get(part.key))) for part in parts]
+    return [file.cast(place.newest.update_arrow).select([*wanted.order, "_diff"]) for file in files]
+
+
+def check_files(place, runs, wanted, n):
+    """Compare the files of parts that are read as they stand with the slices; tell whether there are such parts."""
+    parts = parts_readable_as_is(place.parts(), runs, wanted)
+    if parts is None:
+        return False
+    found = []
+    for slice in cut_slices(place.parts(), [schema.encode() for schema in place.schemas], runs, wanted, n):
+        found.extend(read_slice_rows(slice, place.blob, place.config, PartCache(1 << 20), MEMORY))
+    files = rows_of_files(place, parts, wanted)
+    assert counted(files, wanted) == counted(found, wanted)
+    assert sum(file.num_rows for file in files) == sum(sum(table["_diff"].to_pylist()) for table in found)
+    return True
+
+
+@some
+@examples(st.data())
+def test_files_that_are_read_as_they_stand_have_the_rows_of_the_slices(data):
+    place, runs, _, pools = data.draw(settled_worlds())
+    wanted, _ = data.draw(questions(place.newest, pools, keys=False))
+    until = Window(until=(4,) * place.newest.arity)
+    wanted = replace(wanted, where=None, lower=None, upper=None, keep_times=False, window=until)
+    assert check_files(place, runs, wanted, data.draw(st.integers(1, 4))) == bool(runs)
+
+
+@some
+@examples(st.data())
+def test_what_is_left_to_do_is_never_overlooked_where_files_are_read_as_they_stand(data):
+    """Retractions, truncated parts, older schemas and conditions: such files hold other rows."""
+    place, runs, _, pools = data.draw(worlds(max_runs=1) | settled_worlds())
+    wanted, _ = data.draw(questions(place.newest, pools, keys=False))
+    check_files(place, runs, wanted, data.draw(st.integers(1, 4)))
+
+
+def test_files_in_nested_lists_are_read_as_they_stand_in_order():
+    place, run = world(cuts=(30,), nested=True)
+    parts = parts_readable_as_is(place.parts(), [run], WHOLE)
+    assert [row["k"] for file in rows_of_files(place, parts, WHOLE) for row in file.to_pylist()] == list(range(100))
