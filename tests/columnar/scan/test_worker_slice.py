@@ -232,9 +232,24 @@ def test_files_that_are_read_as_they_stand_have_the_rows_of_the_slices(data):
 @some
 @examples(st.data())
 def test_what_is_left_to_do_is_never_overlooked_where_files_are_read_as_they_stand(data):
-    """Retractions, truncated parts, older schemas and conditions: such files hold other rows."""
-    place, runs, _, pools = data.draw(worlds(max_runs=1) | settled_worlds())
-    wanted, _ = data.draw(questions(place.newest, pools, keys=False))
+    """Parts of which some rows are not seen, times that do not count, retractions and conditions: one thing at most."""
+    place, runs, _, pools = data.draw(settled_worlds() | settled_worlds() | settled_worlds() | worlds(max_runs=1))
+    arity = place.newest.arity
+    drawn, _ = data.draw(questions(place.newest, pools, keys=False))
+    until = Window(until=(data.draw(st.integers(2, 4)),) * arity)
+    wanted = replace(drawn, where=None, lower=None, upper=None, keep_times=False, window=until)
+    spoiler = data.draw(
+        st.sampled_from(["part", "part", "part", "where", "lower", "upper", "keep_times", "window", "nothing"])
+    )
+    if spoiler == "part":
+        bound = Frontier.at(*[data.draw(st.integers(2, 4))] * arity)
+        change = {data.draw(st.sampled_from(["lower", "upper", "rewrite"])): bound}
+        runs = [
+            msgspec.structs.replace(run, parts=tuple(msgspec.structs.replace(part, **change) for part in run.parts))
+            for run in runs
+        ]
+    elif spoiler != "nothing":
+        wanted = replace(wanted, **{spoiler: getattr(drawn, spoiler)})
     check_files(place, runs, wanted, data.draw(st.integers(1, 4)))
 
 
