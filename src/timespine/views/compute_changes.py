@@ -43,7 +43,7 @@ from timespine.views.plan.delta import NEW
 from timespine.views.plan.expressions import PlanColumn
 from timespine.views.registry import open_inputs
 from timespine.views.sql.from_sql import plan_of
-from timespine.views.sql.parse import Query, parse_query
+from timespine.views.sql.parse import Query, on_own_stack, parse_query
 from timespine.views.sql.spark_types import SparkTypes
 
 
@@ -85,6 +85,10 @@ COMPILED_MAX = 256
 @functools.lru_cache(COMPILED_MAX)
 def compile_definition(definition: ViewDefinition) -> Compiled:
     """Parse a stored definition, once; raise a UsageError if its stages belong to another plan."""
+    return on_own_stack(lambda: _compiled(definition))
+
+
+def _compiled(definition: ViewDefinition) -> Compiled:
     if not definition.sql:
         return Compiled(None, None, [])
     query = parse_query(definition.sql)

@@ -12,6 +12,7 @@ from timespine.errors import CorruptionError, UsageError, VersionError
 from timespine.hints import Hint
 from timespine.views.engine.accumulators import EXACT, accumulators_of, is_spread
 from timespine.views.plan.algebra import Aggregate, PlanNode, nodes_of
+from timespine.views.sql.parse import on_own_stack
 
 VERSION = 1
 """The version of definitions that this code writes, and the newest that it reads."""
@@ -101,7 +102,7 @@ def digest_of(plan: PlanNode) -> str:
     kept = [each for node in aggregates for each in accumulators_of(node)]
     version = EXACT_VERSION if any(each.kind == EXACT for each in kept) else STAGES_VERSION
     version = SPREADS_VERSION if any(map(is_spread, kept)) else version
-    return hashlib.sha256(f"{version} {plan!r}".encode()).hexdigest()[:32]
+    return on_own_stack(lambda: hashlib.sha256(f"{version} {plan!r}".encode()).hexdigest()[:32])
 
 
 def bound_input(name: str, id: str, schema: Schema) -> Input:

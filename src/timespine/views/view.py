@@ -55,7 +55,7 @@ from timespine.views.refresh.refresh_views import Refreshed, next_refresh, refre
 from timespine.views.registry import find_definition, open_remaining_inputs, registry_of, remove_leftovers
 from timespine.views.spark_engine.session import find_session
 from timespine.views.sql.from_sql import plan_of
-from timespine.views.sql.parse import Query, parse_query
+from timespine.views.sql.parse import Query, check_levels, check_plan_levels, parse_query
 from timespine.views.sql.spark_types import asked_types
 from timespine.views.status import ViewStatus, status_of, time_of_view
 
@@ -354,7 +354,9 @@ def define_view(
     token = fresh_id("t")
     typing = asked_types(spark)
     try:
+        check_levels(query)
         plan, named = plan_of(query, schemas, typing)
+        check_plan_levels(plan)
     except UnsupportedView as refused:
         forbidden = [each for each in refused.reasons if getattr(each, "forbidden", False)]
         if policy.startswith("incremental") or times == "every" or forbidden:

@@ -23,6 +23,7 @@ import polars as pl
 import pyarrow as pa
 
 from timespine.errors import UsageError
+from timespine.views.engine.decimal_digits import half_up, scaled, unscaled
 from timespine.views.engine.exact_spreads import PAIRED, SPREADS, exact_spreads
 from timespine.views.engine.exact_sums import exact_sums, folded_sums
 from timespine.views.engine.lowering import (
@@ -32,10 +33,7 @@ from timespine.views.engine.lowering import (
     declined_by,
     each_row,
     evaluate_columns,
-    half_up,
     memory_type,
-    scaled,
-    unscaled,
     with_ones,
 )
 from timespine.views.plan.algebra import Aggregate, AggregateCall, InputScan, PlanNode, WindowCall, nodes_of

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsFloat, cast
@@ -28,12 +29,12 @@ from typing import Any, SupportsFloat, cast
 import polars as pl
 import pyarrow as pa
 
-from timespine.views.plan.expressions import DIGITS, FIELD, Call, Expression, Literal, PlanColumn, columns_of
+from timespine.views.engine.decimal_digits import WIDE, half_up, scaled, unscaled
+from timespine.views.plan.expressions import CHAINS, DIGITS, FIELD, Call, Expression, Literal, PlanColumn, columns_of
 
 WEIGHT = "_w"
 """The column of counts."""
 
-_WIDE = pl.Int128
 _QUARTER = 1 << 125
 """What may be doubled, and added to another such number, in 128 bits."""
 
@@ -88,6 +89,8 @@ class Lowering:
         """Conditions that no row may satisfy, and what is wrong with one that does."""
         self.has_doubles = False
         """Whether an expression reads the column of ones."""
+        self._done: dict[int, tuple[Expression, pl.Expr]] = {}
+        """What was lowered, by the identity of the call."""
 
     def lower(self, expression: Expression) -> pl.Expr:
         """Return an expression of Polars."""
@@ -95,6 +98,21 @@ class Lowering:
             return pl.col(expression.name)
         if isinstance(expression, Literal):
             return pl.lit(expression.value).cast(memory_type(expression.type))
+        # SUBTLE: the parts are lowered first, so that there is no frame for each level of an expression: a refresh
+        # may be called from a deep stack (test_deep_queries.py).
+        waiting: list[Call] = [expression]
+        while waiting:
+            each = waiting[-1]
+            below = [part for part in each.args if isinstance(part, Call) and id(part) not in self._done]
+            if below:
+                waiting.extend(reversed(below))
+                continue
+            waiting.pop()
+            if id(each) not in self._done:
+                self._done[id(each)] = (each, self._lowered(each))
+        return self._done[id(expression)][1]
+
+    def _lowered(self, expression: Call) -> pl.Expr:
         made = _FUNCTIONS.get(expression.function)
         if made is None:
             raise Declined(f"{expression.function} is not on the list of functions of this process")
@@ -211,13 +229,29 @@ def _args(lowering: Lowering, call: Call) -> list[pl.Expr]:
 @_on("and", "or", "not", "is null", "coalesce")
 def _logic(lowering: Lowering, call: Call) -> pl.Expr:
     args = _args(lowering, call)
-    if call.function == "and":
-        return args[0] & args[1]
-    if call.function == "or":
-        return args[0] | args[1]
+    if call.function in CHAINS:
+        return _balanced(args, operator.and_ if call.function == "and" else operator.or_)
     if call.function == "not":
         return ~args[0]
     return args[0].is_null() if call.function == "is null" else pl.coalesce(args)
+
+
+def _balanced(conditions: list[pl.Expr], join: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> pl.Expr:
+    """Join conditions by AND or OR, halves with halves: Polars has a frame for each level of an expression."""
+    if len(conditions) == 1:
+        return conditions[0]
+    half = (len(conditions) + 1) // 2
+    return join(_balanced(conditions[:half], join), _balanced(conditions[half:], join))
+
+
+@_on("in")
+def _in(lowering: Lowering, call: Call) -> pl.Expr:
+    """Look for a value among constants: unknown for null, and where nothing is found beside a null."""
+    values = [each.value for each in call.args[1:] if isinstance(each, Literal)]
+    known = [each for each in values if each is not None]
+    listed_values = pl.lit(pl.Series(known, dtype=memory_type(call.args[0].type))).implode()
+    found = lowering.lower(call.args[0]).is_in(listed_values)
+    return found if len(known) == len(values) else pl.when(found).then(True)
 
 
 @_on("=", "<>", "<", "<=", ">", ">=", "<=>")
@@ -295,7 +329,7 @@ def _cast(lowering: Lowering, call: Call) -> pl.Expr:
     if pa.types.is_decimal(before) and pa.types.is_decimal(after) and after.scale < before.scale:
         digits, by = unscaled(argument, before.scale), 10 ** (before.scale - after.scale)
         lowering.refuse(digits.abs() > _QUARTER, "a decimal with too many digits to be rounded")
-        return scaled(half_up(digits, pl.lit(by, _WIDE)), after.scale)
+        return scaled(half_up(digits, pl.lit(by, WIDE)), after.scale)
     return argument.cast(memory_type(after))
 
 
@@ -306,7 +340,7 @@ def _arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
         return {"+": one + two, "-": one - two, "*": one * two}[call.function]
     one, two = _args(lowering, call)
     if pa.types.is_integer(call.type):
-        one, two = one.cast(_WIDE), two.cast(_WIDE)
+        one, two = one.cast(WIDE), two.cast(WIDE)
         done = {"+": one + two, "-": one - two, "*": one * two}[call.function]
         return done.cast(memory_type(call.type), strict=True)
     if pa.types.is_decimal(call.type) and call.function == "*":
@@ -331,33 +365,11 @@ def _divide(lowering: Lowering, call: Call) -> pl.Expr:
     return scaled(half_up(number, divisor), call.type.scale)
 
 
-def unscaled(decimal: pl.Expr, scale: int) -> pl.Expr:
-    """Return the digits of a decimal as a whole number."""
-    return decimal.cast(pl.Decimal(DIGITS, scale)).to_physical()
-
-
-def scaled(digits: pl.Expr, scale: int) -> pl.Expr:
-    """Return the decimal with these digits."""
-    unit = (
-        pl.lit(1).cast(pl.Decimal(DIGITS, 0))
-        if scale == 0
-        else pl.lit(f"0.{'0' * (scale - 1)}1").str.to_decimal(scale=scale)
-    )
-    return digits.cast(pl.Decimal(DIGITS, 0)).cast(pl.Decimal(DIGITS, scale)) * unit.cast(pl.Decimal(DIGITS, scale))
-
-
-def half_up(number: pl.Expr, divisor: pl.Expr) -> pl.Expr:
-    """Divide whole numbers, and round halves away from zero, as Spark does."""
-    size, by = number.abs(), divisor.abs()
-    quotient = (size * 2 + by) // (by * 2)
-    return pl.when((number < 0) != (divisor < 0)).then(pl.lit(0, _WIDE) - quotient).otherwise(quotient)
-
-
 @_on("%", "div")
 def _remainder(lowering: Lowering, call: Call) -> pl.Expr:
-    one, two = (each.cast(_WIDE) for each in _args(lowering, call))
+    one, two = (each.cast(WIDE) for each in _args(lowering, call))
     lowering.refuse(two == 0, "a division by zero")
-    zero = pl.lit(0, _WIDE)
+    zero = pl.lit(0, WIDE)
     if call.function == "%":
         rest = one.abs() % two.abs()
         return pl.when(one < 0).then(zero - rest).otherwise(rest).cast(memory_type(call.type), strict=True)
@@ -373,8 +385,8 @@ def _sign(lowering: Lowering, call: Call) -> pl.Expr:
         lowering.refuse(digits.abs() >= 10**NEGATED_DIGITS, f"a decimal of more than {NEGATED_DIGITS} digits, negated")
     if not pa.types.is_integer(call.type):
         return -argument if call.function == "negative" else argument.abs()
-    wide = argument.cast(_WIDE)
-    done = pl.lit(0, _WIDE) - wide if call.function == "negative" else wide.abs()
+    wide = argument.cast(WIDE)
+    done = pl.lit(0, WIDE) - wide if call.function == "negative" else wide.abs()
     return done.cast(memory_type(call.type), strict=True)
 
 
@@ -453,7 +465,7 @@ def _date_arithmetic(lowering: Lowering, call: Call) -> pl.Expr:
     if call.function == "days between":
         return date.cast(pl.Int32) - number.cast(pl.Int32)
     if call.function == "add days":
-        return (date.cast(pl.Int32).cast(_WIDE) + number.cast(_WIDE)).cast(pl.Int32, strict=True).cast(pl.Date)
+        return (date.cast(pl.Int32).cast(WIDE) + number.cast(WIDE)).cast(pl.Int32, strict=True).cast(pl.Date)
     months = call.args[1]
     assert isinstance(months, Literal)
     return lowering.in_calendar(call.args[0]).dt.offset_by(f"{months.value}mo")

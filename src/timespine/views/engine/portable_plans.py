@@ -42,13 +42,17 @@ def _expressions(node: PlanNode) -> list[Expression]:
 
 
 def _unlisted(expression: Expression) -> str | None:
-    if not isinstance(expression, Call):
-        return None
-    if expression.function == TEXT_CALL:
-        return f"only Spark computes {_shown(expression)}"
-    if not listed(expression.function):
-        return f"only Spark computes {expression.function}"
-    return next((found for each in expression.args if (found := _unlisted(each)) is not None), None)
+    waiting = [expression]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, Call):
+            continue
+        if each.function == TEXT_CALL:
+            return f"only Spark computes {_shown(each)}"
+        if not listed(each.function):
+            return f"only Spark computes {each.function}"
+        waiting.extend(reversed(each.args))
+    return None
 
 
 def _shown(call: Call) -> str:

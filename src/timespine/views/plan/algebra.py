@@ -332,16 +332,23 @@ def children_of(plan: PlanNode) -> tuple[PlanNode, ...]:
 def nodes_of(plan: PlanNode) -> Iterator[PlanNode]:
     """Give every node of a plan once, children first."""
     seen: set[int] = set()
+    waiting: list[tuple[PlanNode, bool]] = [(plan, False)]
+    while waiting:
+        node, is_done = waiting.pop()
+        if is_done:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            waiting.append((node, True))
+            waiting.extend((child, False) for child in reversed(children_of(node)))
 
-    def walk(node: PlanNode) -> Iterator[PlanNode]:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        for child in children_of(node):
-            yield from walk(child)
-        yield node
 
-    yield from walk(plan)
+def levels_of(plan: PlanNode) -> int:
+    """Return how many nodes stand above each other in a plan, at most."""
+    levels: dict[PlanNode, int] = {}
+    for node in nodes_of(plan):
+        levels[node] = 1 + max((levels[child] for child in children_of(node)), default=0)
+    return levels[plan]
 
 
 def names_of(plan: PlanNode) -> list[str]:

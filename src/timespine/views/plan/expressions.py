@@ -6,10 +6,13 @@ types, `engine.lowering` the values, and tests/spark/test_view_expressions.py co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
+
+T = TypeVar("T")
 
 DIGITS = 38
 """The most digits of a decimal, in Spark and in memory."""
@@ -48,24 +51,88 @@ class Call:
     function: str
     """The name of the function in the list."""
     args: tuple[Expression, ...]
-    """The arguments, in the types that the function needs."""
+    """The arguments, in the types that the function needs. AND, OR and IN take any number."""
     type: pa.DataType
     """The type of the result."""
 
+    def __repr__(self) -> str:
+        return fold_calls(self, repr, _repr_of_call)
+
     def __str__(self) -> str:
-        if self.function == "cast":
-            return str(self.args[0])
-        if self.function == FIELD and isinstance(self.args[1], Literal):
-            return f"{self.args[0]}.{self.args[1].value}"
-        if len(self.args) == 2 and not self.function[0].isalpha():
-            one, two = (
-                f"({each})" if isinstance(each, Call) and len(each.args) > 1 else str(each) for each in self.args
-            )
-            return f"{one} {self.function} {two}"
-        return f"{self.function}({', '.join(map(str, self.args))})"
+        return fold_calls(self, str, _text_of_call)
 
 
 Expression = PlanColumn | Literal | Call
+
+CHAINS = ("and", "or")
+"""Functions of any number of conditions, from left to right: how deep a condition nests does not follow from how many
+it has."""
+
+SHOWN_VALUES_MAX = 10
+"""Most values of an IN list that `explain` shows."""
+
+
+def fold_calls(expression: Expression, leaf: Callable[[Expression], T], join: Callable[[Call, list[T]], T]) -> T:
+    """Work out a value of an expression from those of its parts, without a frame for each level of it."""
+    done: dict[int, T] = {}
+    waiting = [expression]
+    while waiting:
+        each = waiting[-1]
+        parts = [part for part in each.args if id(part) not in done] if isinstance(each, Call) else []
+        if parts:
+            waiting.extend(reversed(parts))
+            continue
+        waiting.pop()
+        done[id(each)] = join(each, [done[id(part)] for part in each.args]) if isinstance(each, Call) else leaf(each)
+    return done[id(expression)]
+
+
+def _repr_of_call(call: Call, args: list[str]) -> str:
+    """Write a call as the dataclass does; AND, OR and IN as calls of two arguments each.
+
+    SUBTLE: the digests of stored plans are made of this text. Chains were calls of two arguments when the first of them
+    were stored, and IN an OR of comparisons: another text asks for a rebuild (test_deep_queries.py).
+    """
+    function = call.function
+    if function == "in":
+        tested, *values = args
+        end = f"), type={call.type!r})"
+        function, args = "or", [f"Call(function='=', args=({tested}, {value}{end}" for value in values]
+    if function not in CHAINS:
+        return (
+            f"Call(function={function!r}, args=({', '.join(args)}{',' if len(args) == 1 else ''}), type={call.type!r})"
+        )
+    begin, end = f"Call(function={function!r}, args=(", f"), type={call.type!r})"
+    return begin * (len(args) - 1) + args[0] + "".join(f", {each}{end}" for each in args[1:])
+
+
+def _text_of_call(call: Call, args: list[str]) -> str:
+    """Write a call for people."""
+    if call.function == "cast":
+        return args[0]
+    if call.function == FIELD and isinstance(call.args[1], Literal):
+        return f"{args[0]}.{call.args[1].value}"
+    if call.function == "in":
+        tested, *values = args
+        more = [f"... {len(values)} values"] if len(values) > SHOWN_VALUES_MAX else []
+        return f"{tested} in ({', '.join([*values[:SHOWN_VALUES_MAX], *more])})"
+    if len(args) == 2 and not call.function[0].isalpha():
+        one, two = (
+            f"({text})" if isinstance(each, Call) and len(each.args) > 1 else text
+            for each, text in zip(call.args, args, strict=True)
+        )
+        return f"{one} {call.function} {two}"
+    return f"{call.function}({', '.join(args)})"
+
+
+def chain(function: str, conditions: Sequence[Expression]) -> Expression:
+    """Apply AND or OR to some conditions, from left to right."""
+    first, *others = conditions
+    if not others:
+        return first
+    begun = first.args if isinstance(first, Call) and first.function == function else (first,)
+    return Call(function, (*begun, *others), pa.bool_())
+
 
 TEXT_CALL = "spark"
 """The function of a call that only Spark computes. Its first argument is the text as it was written; in it, the number
@@ -78,11 +145,15 @@ FIELD = "field"
 
 def columns_of(expression: Expression) -> frozenset[str]:
     """Return the names of the columns that an expression needs."""
-    if isinstance(expression, PlanColumn):
-        return frozenset((expression.name,))
-    if isinstance(expression, Literal):
-        return frozenset()
-    return frozenset().union(*map(columns_of, expression.args))
+    found: set[str] = set()
+    waiting: list[Expression] = [expression]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, PlanColumn):
+            found.add(each.name)
+        elif isinstance(each, Call):
+            waiting.extend(each.args)
+    return frozenset(found)
 
 
 def widened_column(expression: Expression) -> PlanColumn | None:
@@ -116,6 +187,8 @@ def conjuncts(expression: Expression) -> list[Expression]:
         return [each for arg in expression.args for each in conjuncts(arg)]
     if isinstance(expression, Call) and expression.function == "or":
         return _factored(expression)
+    if isinstance(expression, Call) and expression.function == "in" and len(set(expression.args[1:])) == 1:
+        return [Call("=", expression.args[:2], expression.type)]
     return [expression]
 
 
@@ -128,10 +201,7 @@ def _factored(expression: Call) -> list[Expression]:
     rests = [conjunction([each for each in side if each not in common]) for side in sides]
     if any(rest is None for rest in rests):
         return common  # one side asks for nothing else
-    either = rests[0]
-    for rest in rests[1:]:
-        either = Call("or", (either, rest), expression.type)  # type: ignore[arg-type]
-    return [*common, either]  # type: ignore[list-item]
+    return [*common, chain("or", [rest for rest in rests if rest is not None])]
 
 
 def _disjuncts(expression: Expression) -> list[Expression]:
@@ -142,12 +212,7 @@ def _disjuncts(expression: Expression) -> list[Expression]:
 
 def conjunction(conditions: list[Expression]) -> Expression | None:
     """Return the condition that all of some conditions hold; None if there are none."""
-    if not conditions:
-        return None
-    whole = conditions[0]
-    for each in conditions[1:]:
-        whole = Call("and", (whole, each), pa.bool_())
-    return whole
+    return chain("and", conditions) if conditions else None
 
 
 def shown(name: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from timespine.spark.quoted_names import quoted
 from timespine.spark.type_mapping import ddl_of, struct_type
-from timespine.views.plan.expressions import FIELD, TEXT_CALL, Call, Expression, Literal, PlanColumn
+from timespine.views.plan.expressions import FIELD, TEXT_CALL, Call, Expression, Literal, PlanColumn, fold_calls
 
 _SIMPLE_TYPES = {
     pa.int8(): "TINYINT",
@@ -80,56 +80,59 @@ def values_text(table: pa.Table) -> str:
 
 def expression_text(expression: Expression) -> str:
     """Return an expression over the columns of a relation as text."""
+    return fold_calls(expression, _leaf_text, _call_text)[0]
+
+
+Texts = tuple[str, str]
+"""An expression as text: in its type, and as it was before it was brought to the digits of a sum."""
+
+
+def _leaf_text(expression: Expression) -> Texts:
     if isinstance(expression, PlanColumn):
-        return quoted(expression.name)
-    if isinstance(expression, Literal):
-        return constant_text(expression)
-    if expression.function == TEXT_CALL:
-        return _written(expression)
-    if expression.function == FIELD:
-        struct, field = expression.args
+        return quoted(expression.name), quoted(expression.name)
+    assert isinstance(expression, Literal)
+    text = constant_text(expression)
+    return text, f"{expression.value:f}BD" if isinstance(expression.value, Decimal) else text
+
+
+def _call_text(call: Call, parts: list[Texts]) -> Texts:
+    args = [text for text, _ in parts]
+    if call.function == "cast":
+        return f"CAST({args[0]} AS {spark_type(call.type)})", args[0]
+    text = _text_of(call, args, [own for _, own in parts])
+    return text, text
+
+
+def _text_of(call: Call, args: list[str], own: list[str]) -> str:
+    if call.function == TEXT_CALL:
+        return _written(call, args)
+    if call.function == FIELD:
+        _, field = call.args
         assert isinstance(field, Literal)
-        return f"({expression_text(struct)}).{quoted(str(field.value))}"
-    made = _FUNCTIONS.get(expression.function)
-    args = [expression_text(each) for each in expression.args]
+        return f"({args[0]}).{quoted(str(field.value))}"
+    made = _FUNCTIONS.get(call.function)
     if made is not None:
         return made(args)
-    if expression.function == "cast":
-        return f"CAST({args[0]} AS {spark_type(expression.type)})"
-    if expression.function in _OPERATORS:
-        return _operation(expression, args)
-    name = _NAMES.get(expression.function, expression.function)
-    return f"{name}({', '.join(args)})"
+    if call.function in _OPERATORS:
+        if pa.types.is_decimal(call.type) and call.function in ("+", "-"):
+            # SUBTLE: both sides were brought to 38 digits, from which a sum would lose decimal places
+            # (test_spark_engine).
+            args = own
+        return f"CAST(({args[0]} {call.function} {args[1]}) AS {spark_type(call.type)})"
+    return f"{_NAMES.get(call.function, call.function)}({', '.join(args)})"
 
 
-def _written(call: Call) -> str:
+def _written(call: Call, args: list[str]) -> str:
     """Return what the user wrote, with the columns of the plan in it."""
-    template, *args = call.args
+    template, given = call.args[0], args[1:]
     assert isinstance(template, Literal)
     pieces = str(template.value).split("\0")
-    given = [expression_text(each) for each in args]
     filled = (given[int(number)] + text for number, text in zip(pieces[1::2], pieces[2::2], strict=True))
     whole = pieces[0] + "".join(filled)
     return f"CAST(({whole}) AS {spark_type(call.type)})"
 
 
 _OPERATORS = {"+", "-", "*", "/", "%", "div"}
-
-
-def _operation(call: Call, args: list[str]) -> str:
-    """Return an operation on numbers, in the type that it has by the rules of Spark."""
-    if pa.types.is_decimal(call.type) and call.function in ("+", "-"):
-        # SUBTLE: both sides were brought to 38 digits, from which a sum would lose decimal places (test_spark_engine).
-        args = [_own_digits(each) for each in call.args]
-    return f"CAST(({args[0]} {call.function} {args[1]}) AS {spark_type(call.type)})"
-
-
-def _own_digits(expression: Expression) -> str:
-    if isinstance(expression, Call) and expression.function == "cast":
-        return expression_text(expression.args[0])
-    if isinstance(expression, Literal) and isinstance(expression.value, Decimal):
-        return f"{expression.value:f}BD"
-    return expression_text(expression)
 
 
 def _case(args: list[str]) -> str:
@@ -143,7 +146,10 @@ def _infix(operator: str) -> Callable[[list[str]], str]:
 
 
 _FUNCTIONS: dict[str, Callable[[list[str]], str]] = {
-    **{each: _infix(each.upper()) for each in ("and", "or", "=", "<>", "<", "<=", ">", ">=", "<=>", "like")},
+    "and": lambda args: f"({' AND '.join(args)})",
+    "or": lambda args: f"({' OR '.join(args)})",
+    "in": lambda args: f"({args[0]} IN ({', '.join(args[1:])}))",
+    **{each: _infix(each.upper()) for each in ("=", "<>", "<", "<=", ">", ">=", "<=>", "like")},
     "not": lambda args: f"(NOT {args[0]})",
     "is null": lambda args: f"({args[0]} IS NULL)",
     "negative": lambda args: f"(- {args[0]})",

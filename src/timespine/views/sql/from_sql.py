@@ -12,15 +12,24 @@ import pyarrow as pa
 from sqlglot import exp
 
 from timespine.errors import UnsupportedView
-from timespine.views.plan.algebra import Aggregate, InputScan, PlanNode, Project, SetOperation, SortKey, Top, Union
+from timespine.views.plan.algebra import (
+    Aggregate,
+    InputScan,
+    PlanNode,
+    Project,
+    SetOperation,
+    SortKey,
+    Top,
+    Union,
+)
 from timespine.views.plan.expressions import Expression, PlanColumn
 from timespine.views.sql.functions import NotListed
 from timespine.views.sql.grouping import SelectGroups, name_outputs_in_order, sort_items, sort_key
 from timespine.views.sql.laterals import explode_arrays
-from timespine.views.sql.parse import Query, any_rows, has_no_answer, output_names, qualified
+from timespine.views.sql.parse import Query, any_rows, has_no_answer, on_own_stack, output_names, qualified
 from timespine.views.sql.prune_columns import prune_columns
 from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, Reason, check_args, refuse, sorted_reasons
-from timespine.views.sql.relations import Fresh, Relation, aligned, combine, joined, outer_join
+from timespine.views.sql.relations import Fresh, Relation, aligned, combine, joined, outer_join, union_of, union_parts
 from timespine.views.sql.scalars import Scalars, and_parts
 from timespine.views.sql.spark_types import SparkTypes
 from timespine.views.sql.subqueries import apply_condition, is_subquery_condition, scalar_subquery
@@ -35,6 +44,9 @@ Sorts = list[PlanColumn | None]
 
 REFUSED = InputScan("", ())
 """The place of a plan that is refused, so that the rest of the query is looked at too."""
+
+NESTED_UNIONS_MAX = 8
+"""Most SELECTs of a UNION ALL that are put together two by two, as in the stored plans of views from before."""
 
 LIMIT_MAX = 100_000
 """Most rows of ORDER BY ... LIMIT."""
@@ -77,6 +89,12 @@ def plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | N
 
     `types` has the types of what only Spark computes; without it, that is refused.
     """
+    if types is not None and types.asks:
+        return _plan_of(query, inputs, types)
+    return on_own_stack(lambda: _plan_of(query, inputs, types))
+
+
+def _plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | None) -> tuple[PlanNode, Named]:
     builder = Builder(inputs, types, has_forbidden=bool(query.forbidden))
     plan, named = builder.query(qualified(query, inputs), {}, None)
     if query.forbidden or builder.reasons:
@@ -341,6 +359,9 @@ class Builder:
     # Set operations, order.
 
     def _set_operation(self, node: Any, ctes: Mapping[str, tuple[PlanNode, Named]]) -> tuple[PlanNode, Named]:
+        parts = union_parts(node)
+        if len(parts) > NESTED_UNIONS_MAX:
+            return self._long_union(parts, ctes)
         left, named = self.query(node.left, ctes, None)
         right, others = self.query(node.right, ctes, None)
         if node.args.get("by_name"):
@@ -365,6 +386,17 @@ class Builder:
             kind = "intersect" if isinstance(node, exp.Intersect) else "except"
             plan = SetOperation(f"{kind} all" if is_all else kind, left, right)
         return plan, [(name, column) for (name, _), column in zip(named, plan.columns, strict=True)]
+
+    def _long_union(self, parts: Sequence[Any], ctes: Mapping[str, tuple[PlanNode, Named]]) -> tuple[PlanNode, Named]:
+        """Put the rows of many SELECTs together, as one node: its depth does not grow with their number."""
+        found = [self.query(each, ctes, None) for each in parts]
+        if any(plan in self.partial for plan, _ in found):
+            raise FollowsRefusal
+        try:
+            whole = union_of(self.fresh, [[column for _, column in named] for _, named in found], [p for p, _ in found])
+        except NotListed as error:
+            raise refuse(parts[0], str(error), "cast all of them to one type") from None
+        return whole, [(name, column) for (name, _), column in zip(found[0][1], whole.columns, strict=True)]
 
     def _sorts_of_select(
         self, node: Any, groups: SelectGroups, named: Named, outputs: Sequence[tuple[PlanColumn, Expression]]

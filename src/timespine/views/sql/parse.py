@@ -5,11 +5,13 @@ Of sqlglot only `parse_one` and `qualify` are used: its types and its rewriting 
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import sqlglot
@@ -19,9 +21,12 @@ from sqlglot.optimizer.qualify import qualify
 
 from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
+from timespine.views.plan.algebra import PlanNode, levels_of
 from timespine.views.sql.laterals import with_laterals
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
 from timespine.views.sql.refusal_reasons import WITHOUT_TABLE, WRITTEN, Reason, reason_at, sorted_reasons
+
+T = TypeVar("T")
 
 NOT_DETERMINISTIC = {
     *("rand", "random", "randn", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id"),
@@ -63,9 +68,83 @@ def parse_query(text: str) -> Query:
     return _parsed(text)
 
 
+def on_own_stack(work: Callable[[], T]) -> T:
+    """Do work in a thread of its own, and wait for it; raise UnsupportedView if it nests deeper than a stack can be.
+
+    SUBTLE: sqlglot takes about twenty frames for each parenthesis. So whether a text that was parsed once parses again
+    must not depend on how deep the stack of the caller is (test_deep_queries.py).
+    """
+    if getattr(_own, "has_stack", False):
+        return work()
+    found: list[T] = []
+    failed: list[BaseException] = []
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        _own.has_stack = True
+        try:
+            found.append(context.run(work))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="timespine-compile", daemon=True)
+    thread.start()
+    thread.join()
+    if not failed:
+        return found[0]
+    if isinstance(failed[0], RecursionError):
+        raise UnsupportedView(
+            "the query is nested too deeply", (Reason(0, 0, "there are too many levels", TOO_DEEP),)
+        ) from None
+    raise failed[0]
+
+
+_own = threading.local()
+"""Whether this thread was started for such work."""
+
+TOO_DEEP = "store a part of it as a view, and read that view"
+
+LEVELS_MAX = 128
+"""Most levels of a query: nodes of its syntax tree above each other. A chain of AND, OR, `||` or UNION counts as one.
+
+A RecursionError comes at about three times as many, on a stack that has nothing else on it."""
+
+
+def check_levels(query: Query) -> None:
+    """Refuse a query that is nested too deeply; raise UnsupportedView with the place."""
+    waiting = [(query.tree, 1)]
+    while waiting:
+        node, level = waiting.pop()
+        if level > LEVELS_MAX:
+            what = f"this is nested more than {LEVELS_MAX} levels deep"
+            raise UnsupportedView("the query is nested too deeply", (reason_at(node, what, TOO_DEEP),))
+        for each in node.iter_expressions():
+            is_chained = isinstance(node, _CHAINED) and type(each) is type(node) and each.arg_key == "this"
+            waiting.append((each, level if is_chained else level + 1))
+
+
+_CHAINED = (exp.And, exp.Or, exp.DPipe, exp.Union)
+
+
+PLAN_LEVELS_MAX = 64
+"""Most nodes of a plan above each other. A refresh has about five frames for each, of the thousand of a stack."""
+
+
+def check_plan_levels(plan: PlanNode) -> None:
+    """Refuse a plan that is nested too deeply for a refresh from a deep stack; raise UnsupportedView."""
+    levels = levels_of(plan)
+    if levels > PLAN_LEVELS_MAX:
+        what = f"its subqueries, joins and set operations make {levels} steps, and {PLAN_LEVELS_MAX} are the most"
+        raise UnsupportedView("the query is nested too deeply", (Reason(0, 0, what, TOO_DEEP),))
+
+
 @functools.lru_cache(PARSED_MAX)
 def _parsed(text: str) -> Query:
     """Parse a text once: it is defined, compiled and checked from the same tree, which no one changes."""
+    return on_own_stack(lambda: _parse(text))
+
+
+def _parse(text: str) -> Query:
     _check_first_word(text)
     try:
         trees = sqlglot.parse(text, read="spark")
@@ -73,7 +152,9 @@ def _parsed(text: str) -> Query:
         raise UnsupportedView("the query does not parse", (parse_reason(error),)) from None
     except TokenError:
         raise UnsupportedView("the query does not parse", (unclosed_reason(text),)) from None
-    except (SqlglotError, RecursionError) as error:
+    except RecursionError:
+        raise UnsupportedView("the query is nested too deeply", (_deepest_parenthesis(text),)) from None
+    except SqlglotError as error:
         raise UnsupportedView(f"the query does not parse: {str(error).splitlines()[0]}") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
         what = f"these are {len(trees)} statements" if len(trees) > 1 else "this is none"
@@ -87,6 +168,17 @@ def _parsed(text: str) -> Query:
             node.meta[WRITTEN] = text[node.meta["start"] : node.meta["end"] + 1]
     _name_truths(tree)
     return Query(text, tree, _tables(tree), tuple(_without_answer(tree, text)))
+
+
+def _deepest_parenthesis(text: str) -> Reason:
+    """Return the place of the parenthesis that has the most others around it."""
+    level, deepest, place = 0, 0, 0
+    for at, letter in enumerate(text):
+        level += (letter == "(") - (letter == ")")
+        if level > deepest:
+            deepest, place = level, at
+    line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+    return Reason(line, column, f"this is nested {deepest} parentheses deep, or in as many CASE or NOT", TOO_DEEP)
 
 
 def _name_truths(tree: Any) -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
+from sqlglot import exp
 
 from timespine.views.plan.algebra import Explode, Filter, Join, PlanNode, Project, Union, names_of
-from timespine.views.plan.expressions import Call, Expression, Literal, PlanColumn, columns_of, conjunction, conjuncts
+from timespine.views.plan.expressions import (
+    Call,
+    Expression,
+    Literal,
+    PlanColumn,
+    columns_of,
+    conjunction,
+    conjuncts,
+    shown,
+)
 from timespine.views.sql.functions import NotListed, cast, common_type
 
 
@@ -124,8 +136,7 @@ def combine(fresh: Fresh, relations: list[PlanNode], conditions: Sequence[Expres
     left = [part for each in conditions for part in conjuncts(each)]
     waiting = []
     for plan in relations:
-        own = [each for each in left if columns_of(each) <= set(names_of(plan)) and columns_of(each)]
-        left = [each for each in left if each not in own]
+        own, left = _ready(left, set(names_of(plan)))
         waiting.append(filtered(plan, own))
     whole = waiting.pop(0)
     while waiting:
@@ -134,10 +145,19 @@ def combine(fresh: Fresh, relations: list[PlanNode], conditions: Sequence[Expres
         following = next(linked, waiting[0])
         waiting.remove(following)
         there = here | set(names_of(following))
-        now = [each for each in left if columns_of(each) <= there and columns_of(each)]
-        left = [each for each in left if each not in now]
+        now, left = _ready(left, there)
         whole = joined(fresh, "inner", whole, following, now)
     return filtered(whole, left)
+
+
+def _ready(conditions: list[Expression], names: set[str]) -> tuple[list[Expression], list[Expression]]:
+    """Split conditions into those that can be tested once some columns are there, and the others."""
+    ready: list[Expression] = []
+    others: list[Expression] = []
+    for each in conditions:
+        needed = columns_of(each)
+        (ready if needed and needed <= names else others).append(each)
+    return ready, others
 
 
 def aligned(fresh: Fresh, left: PlanNode, right: PlanNode) -> tuple[PlanNode, PlanNode]:
@@ -153,3 +173,33 @@ def aligned(fresh: Fresh, left: PlanNode, right: PlanNode) -> tuple[PlanNode, Pl
         )
 
     return side(left), side(right)
+
+
+def union_of(fresh: Fresh, columns: Sequence[Sequence[PlanColumn]], plans: Sequence[PlanNode]) -> PlanNode:
+    """Put the rows of many plans together, as one node; raise NotListed if their columns have no types in common."""
+    for each in columns:
+        if len(each) != len(columns[0]):
+            raise NotListed(f"one side has {len(columns[0])} columns, the other {len(each)}")
+    types = [functools.reduce(_common, (each.type for each in place)) for place in zip(*columns, strict=True)]
+    made = [fresh.column(shown(each.name), to) for each, to in zip(columns[0], types, strict=True)]
+    return Union(
+        tuple(
+            Project(plan, tuple((to, cast(each, to.type)) for to, each in zip(made, own, strict=True)))
+            for plan, own in zip(plans, columns, strict=True)
+        )
+    )
+
+
+def _common(one: pa.DataType, two: pa.DataType) -> pa.DataType:
+    return common_type((PlanColumn("", one), PlanColumn("", two)))
+
+
+def union_parts(node: Any) -> list[Any]:
+    """List the SELECTs that UNION ALL puts together, from left to right."""
+    found, left = [], node
+    while isinstance(left, exp.Union) and left.args.get("distinct") is False and not left.args.get("by_name"):
+        if left is not node and any(left.args.get(name) for name in ("with_", "order", "limit", "offset")):
+            break
+        found.append(left.right)
+        left = left.left
+    return [left, *reversed(found)]

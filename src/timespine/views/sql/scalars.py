@@ -14,7 +14,7 @@ from sqlglot import exp
 from timespine.columnar.schema.types import parse_type
 from timespine.errors import UnsupportedType
 from timespine.views.engine.lowering import Declined, fold_constant
-from timespine.views.plan.expressions import DIGITS, TEXT_CALL, Call, Expression, Literal, columns_of
+from timespine.views.plan.expressions import DIGITS, TEXT_CALL, Call, Expression, Literal, chain, columns_of
 from timespine.views.sql.functions import (
     BIGINT,
     DATE,
@@ -50,8 +50,6 @@ _BINARY: dict[type, str] = {
     exp.GT: ">",
     exp.GTE: ">=",
     exp.NullSafeEQ: "<=>",
-    exp.And: "and",
-    exp.Or: "or",
     exp.Like: "like",
     exp.StartsWith: "starts with",
     exp.EndsWith: "ends with",
@@ -98,9 +96,29 @@ _ARGS = {
 }
 """The parts of nodes that are translated, or mean nothing here, beside their operands."""
 
-_KNOWN = {*_BINARY, *_UNARY, *_ARGS, exp.Array, exp.In, exp.Is, exp.Coalesce, exp.Paren, exp.Extract, exp.TsOrDsToDate}
+_KNOWN = {
+    *_BINARY,
+    *_UNARY,
+    *_ARGS,
+    exp.And,
+    exp.Or,
+    exp.Array,
+    exp.In,
+    exp.Is,
+    exp.Coalesce,
+    exp.Paren,
+    exp.Extract,
+    exp.TsOrDsToDate,
+}
 
 _PARTS = {"YEAR": "year", "MONTH": "month", "DAY": "day", "QUARTER": "quarter", "DOY": "day of year"}
+
+
+NESTED_TEXTS_MAX = 32
+"""Most texts that `||` joins two by two; longer chains are one call."""
+
+KNOWN_CHAIN_MAX = 32
+"""Most conditions of a chain whose first ones are looked for among the keys of GROUP BY."""
 
 
 class Scalars:
@@ -147,7 +165,7 @@ class Scalars:
             found = [] if isinstance(refused, FollowsRefusal) else [refused.reason]
         else:
             return []
-        for part in node.iter_expressions():
+        for part in self._chained(node) if isinstance(node, exp.And | exp.Or) else node.iter_expressions():
             # The branches of a CASE are no conditions of their own; types, intervals and names are no values.
             values = part.iter_expressions() if isinstance(part, exp.If) and isinstance(node, exp.Case) else [part]
             found += [each for value in values if isinstance(value, exp.Condition) for each in self.reasons(value)]
@@ -188,6 +206,8 @@ class Scalars:
             return literal(node.this, sign="-")
         if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
             return _plus_interval(go(node.this), node.expression, -1 if isinstance(node, exp.Sub) else 1)
+        if isinstance(node, exp.And | exp.Or):
+            return call("and" if isinstance(node, exp.And) else "or", *map(go, self._chained(node)))
         if type(node) in _BINARY:
             one, two = go(node.this), go(node.expression)
             _check_constants(node, one, two)
@@ -222,7 +242,9 @@ class Scalars:
         if isinstance(node, exp.Concat):
             return call("concat", *map(go, node.expressions))
         if isinstance(node, exp.DPipe):
-            return call("concat", go(node.this), go(node.expression))
+            parts = joined_by(node)
+            # SUBTLE: short chains stay calls of two, of which digests of stored plans are made.
+            return call("concat", *map(go, parts if len(parts) > NESTED_TEXTS_MAX else (node.this, node.expression)))
         if isinstance(node, exp.Substring):
             bounds = [node.args[each] for each in ("start", "length") if node.args.get(each) is not None]
             return call("substring", go(node.this), *map(go, bounds))
@@ -256,10 +278,25 @@ class Scalars:
         tested = self.translate(node.this)
         values = [_dates_of_texts(tested, self.translate(each))[1] for each in node.expressions]
         to = common_type([tested, *values])
-        whole = call("=", cast(tested, to), cast(values[0], to))
-        for each in values[1:]:
-            whole = call("or", whole, call("=", cast(tested, to), cast(each, to)))
-        return whole
+        tested, values = cast(tested, to), [cast(each, to) for each in values]
+        first = call("=", tested, values[0])
+        if len(values) > 1 and all(isinstance(each, Literal) for each in values):
+            return Call("in", (tested, *values), first.type)
+        return chain("or", [first, *(call("=", tested, each) for each in values[1:])])
+
+    def _chained(self, node: Any) -> list[Any]:
+        """List the conditions that AND, or OR, joins from left to right; a part that the caller knows is one of them.
+
+        Of long chains, parts are not looked up: the caller compares texts, which would take a time with the square.
+        """
+        found = joined_by(node)
+        if len(found) > KNOWN_CHAIN_MAX:
+            return found
+        found, left = [node.expression], node.this
+        while isinstance(left, type(node)) and self._resolve(left) is None:
+            found.append(left.expression)
+            left = left.this
+        return [left, *reversed(found)]
 
     def _case(self, node: Any) -> Expression:
         go = self.translate
@@ -403,5 +440,14 @@ def and_parts(node: Any) -> list[Any]:
     if isinstance(node, exp.Paren):
         return and_parts(node.this)
     if isinstance(node, exp.And):
-        return [*and_parts(node.this), *and_parts(node.expression)]
+        return [part for each in joined_by(node) for part in and_parts(each)]
     return [node]
+
+
+def joined_by(node: Any) -> list[Any]:
+    """List the operands of a chain of one operator, from left to right."""
+    found, left = [], node
+    while isinstance(left, type(node)):
+        found.append(left.expression)
+        left = left.this
+    return [left, *reversed(found)]

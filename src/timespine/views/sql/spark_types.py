@@ -30,6 +30,11 @@ class SparkTypes:
         self._known = {text: stored_type(kind) for text, kind in stored}
         self._spark = spark
 
+    @property
+    def asks(self) -> bool:
+        """Whether there is a session to ask."""
+        return self._spark is not None
+
     def type_of(self, template: str, args: Sequence[Expression], *, is_aggregate: bool = False) -> pa.DataType:
         """Return the type of a text; raise NotListed if Spark has no answer, or not always the same."""
         try:
