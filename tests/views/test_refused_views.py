@@ -163,3 +163,77 @@ def test_an_error_of_python_leaves_out_one_view_and_an_error_of_storage_all(plac
     done = store.refresh()
     assert done["bad"].error == "view bad: ZeroDivisionError: in a function"
     assert (done["sums"].changes, done["sums"].error) == (2, "")
+
+
+# What is said of texts and arguments that are wrong.
+
+
+WRONG = {
+    f"SELECT k FROM a WHERE k = {'9' * 44}": ("column 27: a number of 44 digits, and a decimal has 38 at most"),
+    f"SELECT 0.{'0' * 46}1 AS x, k FROM a": "column 8: a number of 47 digits, and a decimal has 38 at most",
+    "SELECT g, v FROM a GROUP BY g": "column 11: v is neither grouped nor aggregated: add it to GROUP BY",
+    "SELECT sum(sum(v)) AS s FROM a": "column 12: sum cannot stand here: put it into SELECT or HAVING",
+    "SELECT k FROM a WHERE sum(v) > 1": "column 23: sum cannot stand here: put it into SELECT or HAVING",
+    "SELECT DATE'2020-13-45' AS x, k FROM a": "there is no day 2020-13-45: write another date",
+    "SELECT o.k FROM a o JOIN a o ON o.k = o.k": "two tables of this FROM are called so: name one of them differently",
+    "SELECT k FROM a GROUP BY": "GROUP BY without columns: name some",
+    "SELECT :p AS x, k FROM a": "line 1, column 8: parameters are not supported: write the value",
+    "SELECT k FROM a\nWHERE k = ?": "line 2, column 11: parameters are not supported: write the value",
+    "SELECT ${x} AS k FROM a": "line 1, column 8: parameters are not supported: write the value",
+    "SELECT approx_count_distinct(k) AS n FROM a": "column 8: approx_count_distinct() gives another answer each time",
+    "SELECT string_agg(g) AS n FROM a": "line 1, column 8: string_agg() gives values in any order",
+}
+"""Texts that no engine computes, and what is said of them."""
+
+
+@pytest.mark.parametrize("sql", WRONG)
+def test_a_text_that_is_wrong_in_itself_is_refused_with_the_place_and_without_advice_to_use_spark(place, sql):
+    with pytest.raises(ts.UnsupportedView) as refused:
+        filled(place).view("bad", sql=sql)
+    assert WRONG[sql] in str(refused.value)
+    assert "give one, spark" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT v + g AS x FROM a GROUP BY g + v", "v is neither grouped nor aggregated"),
+        ("SELECT k, INTERVAL 1 DAY AS x FROM a", "line 1, column 29: interval is not on the list"),
+        (
+            "SELECT k, g IN (SELECT v FROM a) AS x FROM a",
+            "column 11: IN with a subquery cannot stand here: put it into",
+        ),
+        ("SELECT g, sum(v) AS s FROM a GROUP BY g HAVING g IN (SELECT v FROM a)", "into WHERE of a SELECT around them"),
+        ("SELECT o.k FROM a o LEFT JOIN a c ON o.k = c.k AND o.g IN (SELECT v FROM a)", "IN with a subquery cannot"),
+    ],
+)
+def test_a_text_that_spark_may_compute_is_refused_with_the_advice_to_use_it(place, sql, said):
+    with pytest.raises(ts.UnsupportedView, match="give one, spark") as refused:
+        filled(place).view("bad", sql=sql)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"key": None}, "key is a list of names of columns, not None"),
+        ({"key": 3}, "key is a list of names of columns, not 3"),
+        ({"spark": "x"}, "spark is a session of Spark, not 'x'"),
+    ],
+)
+def test_arguments_of_a_view_that_are_none_are_named(place, wrong, said):
+    with pytest.raises(ts.UsageError, match=said):
+        filled(place).view("bad", sql="SELECT k FROM a", **wrong)
+
+
+def test_hidden_collections_are_no_inputs_of_views(place):
+    store = filled(place)
+    stage = next(iter(store.view("sums", sql=SUMS).status().stages))
+    for hidden in ("timespine.views", stage):
+        with pytest.raises(ts.UsageError, match="is state of views, which changes with every version"):
+            store.view("bad", sql=f"SELECT * FROM `{hidden}`")
+
+
+def test_one_key_that_several_rows_have_is_told_in_the_singular(place):
+    with pytest.raises(ts.UsageError, match="1 key has several"):
+        filled(place).view("bad", sql="SELECT k, g FROM a WHERE g = 1", key=["g"])

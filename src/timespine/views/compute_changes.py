@@ -302,6 +302,7 @@ def check_unique(name: str, key: tuple[str, ...], before: pl.DataFrame, changed:
 def repeated_key(name: str, key: tuple[str, ...], several: int) -> UsageError:
     """Make the error for a key that does not identify rows."""
     return UsageError(
-        f"the key {', '.join(key)} of view {name} does not identify its rows: {several} keys have several; "
+        f"the key {', '.join(key)} of view {name} does not identify its rows: "
+        f"{several} {'key has' if several == 1 else 'keys have'} several; "
         "give another key, or none"
     )

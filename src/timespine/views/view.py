@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,8 +279,8 @@ def _check_options(policy: str, times: str, key: Sequence[str]) -> None:
         raise UsageError(f"times is 'refresh' or 'every', not {short_repr(times)}")
     if times == "every" and policy == "full":
         raise UsageError("times 'every' follows each change, and policy 'full' none: use another policy")
-    if isinstance(key, str) or not all(isinstance(each, str) for each in key):
-        raise UsageError(f"key is a list of names of columns, not {short_repr(key)}")
+    if isinstance(key, str) or not isinstance(key, Iterable) or not all(isinstance(each, str) for each in key):
+        raise UsageError(f"key is a list of names of columns, not {short_repr(key)}: an empty one for no key")
 
 
 def build_view(
@@ -336,6 +336,8 @@ def _inputs(store: Store, tables: Sequence[str]) -> tuple[tuple[Input, ...], dic
     for written in tables:
         name = written if written in store else there.get(written.lower(), written)
         handle = handle_of(store.collection(name))
+        if handle.entry.is_hidden:
+            raise UsageError(f"{name} is state of views, which changes with every version: read the views themselves")
         _, schema = handle.schema(handle.state())
         if schema.arity != 1:
             raise UsageError(f"the times of {name} have several coordinates: a view needs totally ordered times")

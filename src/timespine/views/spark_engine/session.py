@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from timespine.errors import UsageError
+from timespine.errors import UsageError, short_repr
 from timespine.hints import Hint
 from timespine.locks import Lock
 from timespine.spark.setup.worker_python import is_connect
@@ -40,6 +40,8 @@ _lock = Lock("the sessions of views")
 
 def find_session(given: Any) -> Any | None:
     """Return the session of the caller, or the active one; None if there is none, or Spark is not installed."""
+    if given is not None and not hasattr(given, "newSession"):
+        raise UsageError(f"spark is a session of Spark, not {short_repr(given)}", hint=Hint("give-session"))
     if given is not None:
         return given
     try:

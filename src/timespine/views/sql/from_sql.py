@@ -28,7 +28,15 @@ from timespine.views.sql.grouping import SelectGroups, name_outputs_in_order, so
 from timespine.views.sql.laterals import explode_arrays
 from timespine.views.sql.parse import Query, any_rows, has_no_answer, on_own_stack, output_names, qualified
 from timespine.views.sql.prune_columns import prune_columns
-from timespine.views.sql.refusal_reasons import FollowsRefusal, NoRule, Reason, check_args, refuse, sorted_reasons
+from timespine.views.sql.refusal_reasons import (
+    FollowsRefusal,
+    NoRule,
+    Reason,
+    check_args,
+    refuse,
+    sorted_reasons,
+    written_name,
+)
 from timespine.views.sql.relations import Fresh, Relation, aligned, combine, joined, outer_join, union_of, union_parts
 from timespine.views.sql.scalars import Scalars, and_parts
 from timespine.views.sql.spark_types import SparkTypes
@@ -98,7 +106,11 @@ def _plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | 
     builder = Builder(inputs, types, has_forbidden=bool(query.forbidden))
     plan, named = builder.query(qualified(query, inputs), {}, None)
     if query.forbidden or builder.reasons:
-        what = "the query has no definite answer" if query.forbidden else "there is no rule for parts of this query"
+        what = "there is no rule for parts of this query"
+        if any(each.forbidden for each in builder.reasons):
+            what = "the query is wrong in itself: Spark refuses it too"
+        if query.forbidden:
+            what = "the query has no definite answer"
         raise UnsupportedView(what, sorted_reasons(query.forbidden, builder.reasons))
     names = output_names(query, inputs, [name for name, _ in named])
     return prune_columns(plan), list(zip(names, (column for _, column in named), strict=True))
@@ -310,9 +322,13 @@ class Builder:
                 node, f"{node.key} tells grouping sets apart", "write ROLLUP, CUBE or GROUPING SETS, or leave it out"
             )
         if isinstance(node, exp.AggFunc | exp.Window):
-            raise refuse(node, f"{node.key} cannot stand here", "put it into SELECT or HAVING")
-        if isinstance(node, exp.Subquery | exp.Exists):
-            raise refuse(node, "a subquery cannot stand here", "put it into WHERE, beside the others by AND")
+            # In a subquery it may be an aggregate of the query around it.
+            what = f"{written_name(node.this if isinstance(node, exp.Window) else node)} cannot stand here"
+            raise refuse(node, what, "put it into SELECT or HAVING", forbidden=outer is None)
+        if isinstance(node, exp.Subquery | exp.Exists) or (isinstance(node, exp.In) and node.args.get("query")):
+            kind = "IN with a subquery" if isinstance(node, exp.In) else "a subquery"
+            instead = "put it into WHERE, beside the others by AND; of groups, into WHERE of a SELECT around them"
+            raise refuse(node, f"{kind} cannot stand here", instead)
         return None
 
     def subquery_value(self, node: Any, relation: Relation, ctes: Mapping[str, tuple[PlanNode, Named]]) -> Expression:

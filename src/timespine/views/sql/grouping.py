@@ -79,8 +79,16 @@ class SelectGroups:
         if self._has_unknown_keys and isinstance(node, exp.Column | exp.Grouping | exp.GroupingId):
             raise FollowsRefusal
         if self.is_grouped and isinstance(node, exp.Column):
-            raise refuse(node, f"{node.name} is neither grouped nor aggregated", "add it to GROUP BY")
+            # Spark takes `b + a` for the key `a + b`, so only a column that is in no key is certainly wrong.
+            what = f"{node.name} is neither grouped nor aggregated"
+            raise refuse(node, what, "add it to GROUP BY", forbidden=self._is_in_no_key(node))
         return self._builder.resolve(node, self._relation)
+
+    def _is_in_no_key(self, column: Any) -> bool:
+        """Return whether GROUP BY names a column of this SELECT nowhere, also not in an expression."""
+        group = self._node.args.get("group")
+        own = (column.table.lower(), column.name.lower()) in self._relation.scope
+        return own and (group is None or not (group.args.get("all") or column in set(group.find_all(exp.Column))))
 
     def _parts(self) -> list[Any]:
         """List the expressions of SELECT, HAVING, and ORDER BY with LIMIT."""

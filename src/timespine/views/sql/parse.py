@@ -18,13 +18,14 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import OptimizeError, ParseError, SqlglotError, TokenError
 from sqlglot.optimizer.qualify import qualify
+from sqlglot.tokenizer_core import TokenType
 
 from timespine.columnar.schema.schema import is_reserved
 from timespine.errors import UnsupportedView, UsageError, short_repr
 from timespine.views.plan.algebra import PlanNode, levels_of
 from timespine.views.sql.laterals import with_laterals
 from timespine.views.sql.parse_errors import name_reason, parse_reason, unclosed_reason
-from timespine.views.sql.refusal_reasons import WITHOUT_TABLE, WRITTEN, Reason, reason_at, sorted_reasons
+from timespine.views.sql.refusal_reasons import WITHOUT_TABLE, WRITTEN, Reason, place_in_text, reason_at, sorted_reasons
 
 T = TypeVar("T")
 
@@ -163,11 +164,26 @@ def _parse(text: str) -> Query:
     empty = [each for each in tree.find_all(exp.Select) if not each.expressions]
     if empty:
         raise UnsupportedView("the query does not parse", (reason_at(empty[0], "SELECT without columns", "name some"),))
+    keyless = [each for each in tree.find_all(exp.Group) if not any(each.args.values())]
+    if keyless:
+        place = reason_at(keyless[0].parent, "GROUP BY without columns", "name some")
+        raise UnsupportedView("the query does not parse", (place,))
+    if tree.find(exp.Placeholder, exp.Parameter) is not None:
+        raise UnsupportedView("a view has no parameters", _parameters(text))
     for node in tree.find_all(exp.Func):
         if "start" in node.meta:
             node.meta[WRITTEN] = text[node.meta["start"] : node.meta["end"] + 1]
     _name_truths(tree)
     return Query(text, tree, _tables(tree), tuple(_without_answer(tree, text)))
+
+
+def _parameters(text: str) -> tuple[Reason, ...]:
+    """Return the places of parameters."""
+    tokens = sqlglot.tokenize(text, read="spark")
+    begins = (TokenType.PLACEHOLDER, TokenType.PARAMETER, TokenType.COLON)
+    found = [each for each in tokens if each.token_type in begins]
+    said = "parameters are not supported"
+    return tuple(Reason(each.line, each.col, said, "write the value") for each in found)
 
 
 def _deepest_parenthesis(text: str) -> Reason:
@@ -219,6 +235,18 @@ def _written_name(node: Any) -> str:
     return _WRITTEN.get(name, name)
 
 
+_OTHER_NAMES = {"group_concat": ("string_agg", "listagg"), "approx_distinct": ("approx_count_distinct",)}
+
+
+def _name_in_text(node: Any, name: str, text: str) -> str:
+    """Return the name of a function as the text has it: the parser may have another one for it."""
+    word = node.meta.get(WRITTEN)
+    if word is not None:
+        return str(word).lower()
+    words = (name, *_OTHER_NAMES.get(name, ()))
+    return next((each for each in words if re.search(rf"\b{each}\b", text, re.IGNORECASE)), name)
+
+
 def _why_not(name: str) -> tuple[str, str]:
     """Say why a function has no definite answer, and what to write instead."""
     if name in _OF_TIME:
@@ -257,7 +285,9 @@ def _without_answer(tree: Any, text: str) -> list[Reason]:
         if has_no_answer(node):
             name = _written_name(node)
             what, instead = _why_not(name)
-            reason = _placed(reason_at(node, f"{name}() {what}", instead, forbidden=True), name, text)
+            written = _name_in_text(node, name, text)
+            line, column = place_in_text(node) if "line" in node.meta else (0, 0)
+            reason = _placed(Reason(line, column, f"{written}() {what}", instead, forbidden=True), written, text)
             found.append(reason if reason.line else _placed_above(reason, node))
         elif isinstance(node, exp.TableSample):
             found.append(reason_at(node, "a sample is another one each time", "leave it out", forbidden=True))
@@ -398,10 +428,18 @@ def _check_aliases(query: Query) -> None:
             name = each.alias_or_name.lower()
             if name and name in seen:
                 what = f"references to {name} are ambiguous, as two tables of this FROM are called so"
-                found.append(reason_at(each, what, f"name one of them differently: {name} AS other"))
+                instead = f"name one of them differently: {name} AS other"
+                found.append(reason_at(each, what, instead, forbidden=_means_either(select, name)))
             seen.add(name)
     if found:
         raise UnsupportedView("the names of the query do not resolve", (*query.forbidden, *found))
+
+
+def _means_either(select: Any, name: str) -> bool:
+    """Return whether a column names one of two tables with one name. After a semi join there is only one."""
+    kinds = {str(each.args.get("kind") or "").upper() for each in select.args.get("joins") or ()}
+    is_named = any(each.table.lower() == name for each in select.find_all(exp.Column))
+    return is_named and not kinds & {"SEMI", "ANTI"}
 
 
 def output_names(query: Query, inputs: Mapping[str, pa.Schema], names: list[str]) -> list[str]:

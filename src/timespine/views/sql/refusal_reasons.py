@@ -77,8 +77,11 @@ def refuse(node: Any, what: str, instead: str, *, forbidden: bool = False) -> No
 
 
 def reason_at(node: Any, what: str, instead: str, *, forbidden: bool = False) -> Reason:
-    """Make a reason at the first place in the text that is known of a node."""
+    """Make a reason at the first place in the text that is known of a node, or of what is right around it."""
     line, column = place_in_text(node)
+    while not line and node is not None and isinstance(node.parent, exp.Condition | exp.Alias):
+        node = node.parent
+        line, column = place_in_text(node)
     return Reason(line, column, what, instead, forbidden)
 
 

@@ -320,6 +320,9 @@ class Scalars:
         if pa.types.is_timestamp(to):
             raise NotListed("CAST to a timestamp")
         if isinstance(inner, Literal) and inner.type == TEXT and to == DATE:
+            if type(node) is exp.Cast and _is_no_day(str(inner.value)):
+                what = f"there is no day {str(inner.value).strip()}"
+                raise refuse(node, what, "write another date", forbidden=True)
             return _date_of(inner)
         return explicit_cast(inner, to)
 
@@ -339,11 +342,19 @@ def literal(node: Any, sign: str = "") -> Expression:
         value = Decimal(text)
         digits = value.as_tuple()
         scale = -int(digits.exponent)
-        return Literal(value, pa.decimal128(max(len(digits.digits), scale), scale))
+        return Literal(value, pa.decimal128(_few(node, max(len(digits.digits), scale)), scale))
     number = int(text)
     if not -(1 << 63) <= number < 1 << 63:
-        return Literal(Decimal(number), pa.decimal128(len(text.lstrip("-")), 0))
+        return Literal(Decimal(number), pa.decimal128(_few(node, len(text.lstrip("-"))), 0))
     return Literal(number, INT if -(1 << 31) <= number < 1 << 31 else BIGINT)
+
+
+def _few(node: Any, digits: int) -> int:
+    """Return a number of digits; refuse more than decimals have, as Spark does."""
+    if digits > DIGITS:
+        what = f"a number of {digits} digits, and a decimal has {DIGITS} at most"
+        raise refuse(node, what, "write it as a double, with an exponent such as E0", forbidden=True)
+    return digits
 
 
 def _check_constants(node: Any, one: Expression, two: Expression) -> None:
@@ -385,6 +396,18 @@ def _date_of(expression: Expression) -> Expression:
         except ValueError:
             raise NotListed(f"{expression.value!r} as a date") from None
     return expression
+
+
+def _is_no_day(text: str) -> bool:
+    """Return whether a text is written as a date, and is none. Spark knows the year 0, and Python does not."""
+    written = re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", text.strip())
+    if written is None:
+        return False
+    try:
+        datetime.date(int(written[1]) or 4, int(written[2]), int(written[3]))
+    except ValueError:
+        return True
+    return False
 
 
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d:\d\d(\.\d{1,6})?)?")
