@@ -1,6 +1,6 @@
 """The oracle of views: Spark answers the text of each, over the inputs as of every refresh point.
 
-196 views (the 22 of TPC-H, 43 shapes of TPC-DS, 131 others) follow random histories with upserts, deletes, late rows,
+212 views (the 22 of TPC-H, 43 shapes of TPC-DS, 147 others) follow random histories with upserts, deletes, late rows,
 seals, expiry and compaction. A roulette chooses the engine of each refresh. Spark answers many texts in one job. The
 short version asks it about two refresh points; the long one, `make soak`, about all points of longer histories.
 """

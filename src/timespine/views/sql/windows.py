@@ -71,7 +71,7 @@ def _aggregate(
     if isinstance(value, Literal) and function == "count" and value.value is not None:
         value = None
     if value is not None and pa.types.is_floating(value.type):
-        raise refuse(node, "a window over floating-point numbers has no rule", "cast them to decimals")
+        raise refuse(node, "an aggregate of doubles over a window has no rule", "store them as decimals")
     try:
         kind = aggregate_type(function, value.type) if value is not None else BIGINT
     except NotListed as error:
