@@ -14,6 +14,7 @@ from timespine.views import compute_changes
 from timespine.views.plan.expressions import Call, Literal, PlanColumn, chain, conjuncts
 from timespine.views.spark_engine.scalar_text import expression_text
 from timespine.views.sql import parse
+from timespine.views.sql.from_sql import plan_of
 from timespine.views.sql.functions import BIGINT, BOOL, call
 
 DEEP = 500
@@ -163,3 +164,20 @@ def test_sums_with_decimals_are_written_for_spark_in_a_time_that_is_no_power():
     for _ in itertools.repeat(None, 100):
         made = call("+", made, PlanColumn("d", pa.decimal128(10, 2)))
     assert expression_text(made).count("`d`") == 101
+
+
+class Asking:
+    """A session of Spark, which is asked on the stack of the caller."""
+
+    asks = True
+
+    def type_of(self, text, args):
+        return BOOL
+
+
+def test_a_stack_that_is_too_deep_for_a_translation_with_spark_is_no_recursion_error():
+    query = parse.parse_query(f"SELECT {'abs(' * 40}id{')' * 40} AS x FROM a")
+    columns = {"a": pa.schema([("id", BIGINT)])}
+    assert plan_of(query, columns, Asking())
+    with pytest.raises(ts.UnsupportedView, match="there are too many levels: store a part of it as a view"):
+        deeper(880, lambda: plan_of(query, columns, Asking()))

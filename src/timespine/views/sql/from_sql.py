@@ -97,9 +97,8 @@ def plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | N
 
     `types` has the types of what only Spark computes; without it, that is refused.
     """
-    if types is not None and types.asks:
-        return _plan_of(query, inputs, types)
-    return on_own_stack(lambda: _plan_of(query, inputs, types))
+    asks = types is not None and types.asks
+    return on_own_stack(lambda: _plan_of(query, inputs, types), stays=asks)
 
 
 def _plan_of(query: Query, inputs: Mapping[str, pa.Schema], types: SparkTypes | None) -> tuple[PlanNode, Named]:

@@ -69,14 +69,22 @@ def parse_query(text: str) -> Query:
     return _parsed(text)
 
 
-def on_own_stack(work: Callable[[], T]) -> T:
+def on_own_stack(work: Callable[[], T], *, stays: bool = False) -> T:
     """Do work in a thread of its own, and wait for it; raise UnsupportedView if it nests deeper than a stack can be.
+
+    With `stays` it is done here: sessions of Spark belong to threads.
 
     SUBTLE: sqlglot takes about twenty frames for each parenthesis. So whether a text that was parsed once parses again
     must not depend on how deep the stack of the caller is (test_deep_queries.py).
     """
-    if getattr(_own, "has_stack", False):
-        return work()
+    try:
+        return work() if stays or getattr(_own, "has_stack", False) else _in_thread(work)
+    except RecursionError:
+        reason = Reason(0, 0, "there are too many levels", TOO_DEEP)
+        raise UnsupportedView("the query is nested too deeply", (reason,)) from None
+
+
+def _in_thread(work: Callable[[], T]) -> T:
     found: list[T] = []
     failed: list[BaseException] = []
     context = contextvars.copy_context()
@@ -91,13 +99,9 @@ def on_own_stack(work: Callable[[], T]) -> T:
     thread = threading.Thread(target=run, name="timespine-compile", daemon=True)
     thread.start()
     thread.join()
-    if not failed:
-        return found[0]
-    if isinstance(failed[0], RecursionError):
-        raise UnsupportedView(
-            "the query is nested too deeply", (Reason(0, 0, "there are too many levels", TOO_DEEP),)
-        ) from None
-    raise failed[0]
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 _own = threading.local()
