@@ -34,6 +34,7 @@ UNLIMITED = {
     ("pool.py", "get"): "an idle thread of a pool waits for work; it is a daemon, and `shutdown` ends it",
     ("columnar/kernels/background_flag.py", "get"): "reads a variable of this thread, and waits for nothing",
     ("columnar/kernels/take_rows.py", "join"): "the thread copies as many rows as its caller did meanwhile",
+    ("views/sql/parse.py", "acquire"): "the thread parses or translates a text, and waits for nothing itself",
     ("hints.py", "get"): "reads how this thread words hints, and waits for nothing",
     ("cli/output/row_writers.py", "get"): "reads a captured text, and waits for nothing",
     ("spark/write/data_source_writer.py", "get"): "asks Spark for the context of this task, and waits for nothing",

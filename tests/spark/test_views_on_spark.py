@@ -482,29 +482,3 @@ def test_the_stream_source_and_dataframes_of_a_view_are_those_of_its_changes(spa
         run()
         assert sorted(got, key=repr) == [(1, 5, "update_preimage"), (1, 9, "update_postimage"), (None, 2, "delete")]
         assert [tuple(row) for row in view.snapshot().to_spark(spark).collect()] == [(1, 9)]
-
-
-def test_long_lists_and_chains_are_the_same_on_both_engines(spark, tmp_path):
-    """IN with nulls and of doubles, OR and AND of many conditions, and UNION ALL of many SELECTs; Spark checks each."""
-    many = [str(each) for each in range(2, 400, 2)]
-    texts = {
-        "listed": f"SELECT k, v FROM a WHERE v IN ({', '.join(many)}, NULL)",
-        "unlisted": f"SELECT k, v FROM a WHERE v NOT IN ({', '.join(many)})",
-        "unknown": "SELECT k, v IN (1, 2, NULL) AS x, v NOT IN (3, NULL) AS y FROM a",
-        "doubles": "SELECT k, v / 2 IN (0.5D, 1.5D, -0.0D) AS x FROM a",
-        "chained": f"SELECT k, {' OR '.join(f'v = {each}' for each in many)} AS x FROM a",
-        "united": " UNION ALL ".join(["SELECT k, v FROM a"] * 12),
-        "summed": f"SELECT k, {' + '.join(['CAST(v AS decimal(10,2))'] * 40)} AS x FROM a",
-    }
-    rng = random.Random(11)
-    with new_store(tmp_path / "store") as store:
-        for _ in range(3):
-            step(rng, store)
-        views = {name: store.view(name, sql=sql, spark=spark) for name, sql in texts.items()}
-        step(rng, store)
-        done = store.refresh(spark=spark, engine="spark")
-        assert all(each.error == "" for each in done.values())
-        for view in views.values():
-            assert view.definition.mode == "incremental"
-            assert view.verify().is_exact
-            assert view.verify(spark=spark).is_exact
