@@ -61,6 +61,11 @@ RAW = {
     ("columnar/kernels/take_rows.py", "Thread"): "see above",
     ("arrangement/arrangement.py", "Thread"): "is joined with a limit",
     ("views/follow/follow_thread.py", "Thread"): "is joined with a limit",
+    (
+        "client/maintenance/merge_process/serve_merges.py",
+        "Thread",
+    ): "reads the orders of the other process, and ends this one with it; is never joined",
+    ("client/maintenance/merge_process/serve_merges.py", "SimpleQueue"): "hands orders to the main thread, with a limit",
 }
 """Uses of what the standard library has to wait for, by file and name, and why each may be one."""
 
