@@ -65,7 +65,10 @@ RAW = {
         "client/maintenance/merge_process/serve_merges.py",
         "Thread",
     ): "reads the orders of the other process, and ends this one with it; is never joined",
-    ("client/maintenance/merge_process/serve_merges.py", "SimpleQueue"): "hands orders to the main thread, with a limit",
+    (
+        "client/maintenance/merge_process/serve_merges.py",
+        "SimpleQueue",
+    ): "hands orders to the main thread, with a limit",
 }
 """Uses of what the standard library has to wait for, by file and name, and why each may be one."""
 
