@@ -10,7 +10,7 @@ from timespine.client.commit.cross_process_turn import CLAIM_WAITS, PAUSE_MAX_MS
 from timespine.client.commit.retry_limits import RETRY
 from timespine.core.transitions import ClaimTurn, ReleaseTurn
 from timespine.core.transitions.turns import REST_MS, free_from
-from timespine.errors import UsageError
+from timespine.errors import Contention, Determinate, UsageError
 from timespine.testing.unreliable import Fault
 
 
@@ -336,6 +336,49 @@ def test_a_change_that_fails_in_its_turn_gives_it_back(place):
     with pytest.raises(UsageError, match="negative count"):
         table.update(where="k < 50", set={"n": 9})
     assert turn_of(table).writer == ""
+
+
+ATTEMPTS = replace(QUICK, commit_attempts=4)
+
+
+def test_appends_that_lose_on_every_try_go_in_by_a_turn_and_give_it_back_by_the_same_compare_and_set(place):
+    table, script = losing(place, ATTEMPTS.commit_attempts, config=ATTEMPTS)
+    before = script.calls["compare_and_set"]
+    reply = table.append([row(50)])
+    assert script.calls["compare_and_set"] - before == ATTEMPTS.commit_attempts + 2, "one claims the turn"
+    assert turn_of(table).writer == ""
+    assert table._handle.committer.counters["turns taken"] == 1
+    assert reply.rows == 1
+    assert (50, 0) in rows(table)
+
+
+def test_appends_that_lose_their_claims_too_are_refused_and_are_not_there(place):
+    table, script = losing(place, 2 * ATTEMPTS.commit_attempts, config=ATTEMPTS)
+    with pytest.raises(Contention, match="in a row"):
+        table.append([row(50)])
+    assert not script.works
+    assert "turns taken" not in table._handle.committer.counters
+    assert (50, 0) not in rows(table)
+
+
+@pytest.mark.parametrize("fault", [Fault.DETERMINATE, Fault.INDETERMINATE_DONE])
+def test_appends_that_fail_in_their_turn_give_it_back_or_may_be_there(place, fault):
+    table, script = losing(place, ATTEMPTS.commit_attempts, config=ATTEMPTS)
+    claimed = []
+
+    def fail():
+        claimed.append(turn_of(table).writer)
+        script.add("compare_and_set", fault, times=QUICK.storage_attempts)
+
+    script.works += [lambda: None, fail]  # the claim, and what comes in the turn
+    if fault is Fault.DETERMINATE:
+        with pytest.raises(Determinate):
+            table.append([row(50)])
+    else:
+        table.append([row(50)])  # the log tells
+    assert claimed != [""]
+    assert turn_of(table).writer == ""
+    assert ((50, 0) in rows(table)) == (fault is Fault.INDETERMINATE_DONE)
 
 
 def test_a_transaction_has_the_turns_of_all_its_collections_at_once(place):

@@ -28,10 +28,11 @@ from timespine.client.commit.retry_limits import RETRY
 from timespine.config import TURN_MS_MAX
 from timespine.core.effects import Protocol, Sleep
 from timespine.core.group import Answers, CommandTransaction, Refused
+from timespine.core.protocols.commit import Replies, is_repeatable
 from timespine.core.state import SEQNO_NOT_CREATED
 from timespine.core.transitions import ClaimTurn, ReleaseTurn, TurnTaken
 from timespine.core.transitions.turns import free_from
-from timespine.errors import Indeterminate, TimespineError
+from timespine.errors import Contention, Indeterminate, TimespineError
 
 if TYPE_CHECKING:
     from timespine.client.commit.group_commit import GroupCommitter
@@ -44,6 +45,11 @@ PAUSE_MAX_MS = 32
 
 CLAIM_WAITS = 8
 """Longest wait of a change for a turn, in terms of a turn. Then it is placed without one."""
+
+CommandTransactions = tuple[CommandTransaction, ...]
+
+CommitGroup = Callable[[CommandTransactions], Replies]
+"""A function that commits transactions as one group."""
 
 MakeTransaction = Callable[[], CommandTransaction]
 """A function that makes the transaction for the states known at that moment."""
@@ -170,6 +176,41 @@ class TurnCommit:
             self._term_ms = min(2 * self._term_ms, TURN_MS_MAX)
             with contextlib.suppress(TimespineError):  # it ends by its deadline
                 self._committer.commit(*((id, ReleaseTurn(writer)) for id in self._collections))
+
+    def commit_group(self, transactions: CommandTransactions, commit: CommitGroup) -> Replies:
+        """Commit a group in a turn of its collections; raise Contention if they have another one.
+
+        Caller holds the commit lock, and no other thread of this process can commit meanwhile.
+        """
+        self._claim()
+        if not self._writer:
+            raise Contention("another commit of this process took the turn")
+        given_back = CommandTransaction(tuple((id, ReleaseTurn(self._writer)) for id in self._collections))
+        try:
+            *replies, _ = commit((*transactions, given_back))
+        except Exception as error:
+            if not isinstance(error, Indeterminate):
+                with contextlib.suppress(TimespineError):  # it ends by its deadline
+                    self._committer.commit_alone(given_back)
+            raise
+        return tuple(replies)
+
+
+def commit_or_take_turn(committer: GroupCommitter, commit: CommitGroup, transactions: CommandTransactions) -> Replies:
+    """Commit a group, and once more in a turn if other processes were first on every try. Caller holds the commit lock.
+
+    A process that commits faster would be first for ever: each try reads what it committed.
+    """
+    try:
+        return commit(transactions)
+    except Contention as outrun:
+        if all(map(is_repeatable, transactions)):
+            raise  # a process that only reads claims no turn
+        names = [id for each in transactions for id, _ in each.commands]
+        try:
+            return TurnCommit(committer, names).commit_group(transactions, commit)
+        except (Contention, _TurnWasTaken):
+            raise outrun from None
 
 
 class _TurnWasTaken(Exception):

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from timespine.client.commit.accept_older_schema import SchemaCheck, offer_checked
 from timespine.client.commit.commit_and_answer import Offer, answer_group
-from timespine.client.commit.cross_process_turn import MakeTransaction, Patience
+from timespine.client.commit.cross_process_turn import MakeTransaction, Patience, commit_or_take_turn
 from timespine.client.commit.effect_driver import Driver
 from timespine.client.commit.frees_space import is_freeing
 from timespine.client.commit.leader_queue import CallReply, LeaderQueue
@@ -416,7 +416,7 @@ class GroupCommitter:
     def _commit_group(self, transactions: tuple[CommandTransaction, ...]) -> Replies:
         """Commit a group, and once more under a new id if the lease of the committer expired."""
         try:
-            replies = self._commit_transactions(transactions)
+            replies = commit_or_take_turn(self, self._commit_transactions, transactions)
         except Fenced as fenced:
             # SUBTLE: under a new id the same transactions may be tried again only if it is certain that
             # they did not happen under the old one (tests/client/commit/test_group_commit.py).

@@ -45,6 +45,7 @@ from timespine.core.transitions import (
 from timespine.errors import (
     BatchAlreadyCommitted,
     ClosedError,
+    Contention,
     Determinate,
     Fenced,
     Indeterminate,
@@ -187,7 +188,7 @@ def commit_group(session: Session, group: Group, extra_writes: ExtraWrites = ())
             return judged.replies
         if any(key in lost for key, _, _ in extra_writes):
             raise SideLogMoved("another process was first: read again, and retry")
-    raise Determinate(f"lost {session.config.commit_attempts} compare-and-sets in a row: try again later")
+    raise Contention(f"lost {session.config.commit_attempts} compare-and-sets in a row: try again later")
 
 
 def _has_lapsed(states: Mapping[str, State], committer: str | None, now_ms: int) -> bool:
