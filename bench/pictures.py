@@ -72,11 +72,14 @@ def draw(panels: list[Panel], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False)
+    others = dict.fromkeys(name for panel in panels for name in panel.lines if not name.startswith(figures.OURS))
+    colors = {name: f"C{number}" for number, name in enumerate(others)}  # the same in all panels
     for panel, each in zip(panels, axes[0], strict=True):
         for name, points in panel.lines.items():
-            ours = name.startswith(figures.OURS)
-            style = {"color": "black", "linewidth": 2.2, "zorder": 3} if ours else {"linewidth": 1.2}
-            each.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name, **style)
+            ours = name not in colors
+            style = {"color": "black", "linewidth": 2.2, "zorder": 3} if ours else {"color": colors[name]}
+            dashes = "--" if name.endswith("p99") else "-"
+            each.plot(*zip(*sorted(points), strict=True), dashes, marker="o", markersize=3, label=name, **style)
         each.set(title=panel.title, xlabel=panel.across, ylabel=panel.up, xscale="log", yscale="log")
         each.grid(alpha=0.3)
         each.legend(fontsize=7, frameon=False)
