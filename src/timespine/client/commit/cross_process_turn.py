@@ -178,13 +178,14 @@ class TurnCommit:
                 self._committer.commit(*((id, ReleaseTurn(writer)) for id in self._collections))
 
     def commit_group(self, transactions: CommandTransactions, commit: CommitGroup) -> Replies:
-        """Commit a group in a turn of its collections; raise Contention if they have another one.
+        """Commit a group in a turn of its collections; raise Contention if it gets none.
 
         Caller holds the commit lock, and no other thread of this process can commit meanwhile.
         """
-        self._claim()
+        if self._collections:
+            self._claim()
         if not self._writer:
-            raise Contention("another commit of this process took the turn")
+            raise Contention("no turn was given to this group")
         given_back = CommandTransaction(tuple((id, ReleaseTurn(self._writer)) for id in self._collections))
         try:
             *replies, _ = commit((*transactions, given_back))
