@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from assertions import until
 from memory_store import QUICK, Script, in_threads
 
 from timespine.client.commit import cross_process_turn as turns
@@ -10,7 +11,7 @@ from timespine.client.commit.cross_process_turn import CLAIM_WAITS, PAUSE_MAX_MS
 from timespine.client.commit.retry_limits import RETRY
 from timespine.core.transitions import ClaimTurn, ReleaseTurn
 from timespine.core.transitions.turns import REST_MS, free_from
-from timespine.errors import Contention, Determinate, UsageError
+from timespine.errors import Contention, CorruptionError, Determinate, UsageError
 from timespine.testing.unreliable import Fault
 
 
@@ -379,6 +380,40 @@ def test_appends_that_fail_in_their_turn_give_it_back_or_may_be_there(place, fau
     assert claimed != [""]
     assert turn_of(table).writer == ""
     assert ((50, 0) in rows(table)) == (fault is Fault.INDETERMINATE_DONE)
+
+
+@pytest.mark.parametrize("lost", [0, ATTEMPTS.commit_attempts])
+@pytest.mark.parametrize("fault", [Fault.INDETERMINATE_DONE, Fault.CONFLICT_DONE])
+def test_a_group_in_doubt_behind_another_error_is_not_committed_again(place, lost, fault):
+    """In a turn and without one: its reply is lost, and the look at the log finds damage, once."""
+    table, script = losing(place, 0, config=ATTEMPTS)
+    other = create(place.stores[0], "u")
+    theirs = place.stores[1]["t"]
+    queue = table._handle.committer._queue
+    lead, failures = queue._lead, []
+
+    def lead_both(*arguments):
+        until(lambda: failures or len(queue._queue) == 2)
+        return lead(*arguments)
+
+    def damage():
+        raise CorruptionError("a damaged reply, once")
+
+    def fail():
+        script.add("compare_and_set", fault)
+        script.add("scan", Fault.NONE, hook=damage)
+
+    def append(collection, k):
+        with pytest.raises(CorruptionError):
+            collection.append([row(k)])
+        failures.append(k)
+
+    script.works += [lambda k=k: theirs.append([row(k)]) for k in range(101, 101 + lost)]
+    script.works += ([lambda: None] if lost else []) + [fail]
+    queue._lead = lead_both
+    in_threads(lambda: append(table, 50), lambda: append(other, 51))
+    assert rows(place.open()["t"]).count((50, 0)) == 1
+    assert rows(place.open()["u"]).count((51, 0)) == 1
 
 
 def test_a_transaction_has_the_turns_of_all_its_collections_at_once(place):
