@@ -119,8 +119,9 @@ class MergeProcess:
         """End the process, in the middle of a merge too, which fails then."""
         self._is_closed = True
         process = self._process
-        if process is not None:
-            process.kill()  # so that a merge that waits for its reply ends
+        if process is None:
+            return  # a merge that starts one now looks whether the store is closed, and ends it
+        process.kill()  # so that a merge that waits for its reply ends
         with self._asking:
             self._end()
 
