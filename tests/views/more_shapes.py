@@ -56,6 +56,7 @@ LISTED = {
     "top of each": "SELECT k, g, p FROM (SELECT k, g, p, row_number() OVER (PARTITION BY g ORDER BY p DESC, k) AS r FROM m) t WHERE r <= 2",
     "dense": "SELECT k, dense_rank() OVER (PARTITION BY o ORDER BY d DESC) AS r FROM m",
     "first three": "SELECT k, p, d FROM m ORDER BY p DESC, k LIMIT 3",
+    "months": "SELECT date_trunc('MONTH', d) AS mo, sum(p) AS s FROM m GROUP BY date_trunc('MONTH', d)",
 }
 
 ON_SPARK = {
@@ -69,7 +70,6 @@ ON_SPARK = {
     "pairs of distinct": "SELECT o, count(DISTINCT g, d) AS n FROM m GROUP BY o",
     "sorted lists": "SELECT g, sort_array(collect_list(k)) AS ks FROM m GROUP BY g",
     "frames": "SELECT k, sum(p) OVER (PARTITION BY g ORDER BY k ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS s, ntile(2) OVER (PARTITION BY g ORDER BY k) AS t FROM m",
-    "months": "SELECT date_trunc('MONTH', d) AS mo, sum(p) AS s FROM m GROUP BY date_trunc('MONTH', d)",
     "formatted": "SELECT k, date_format(d, 'yyyy/MM') AS ym, format_string('%05d', k) AS z FROM m WHERE d > DATE'2019-06-01'",
 }
 
