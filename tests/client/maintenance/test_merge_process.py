@@ -81,6 +81,15 @@ def history(collection):
     return [collection.snapshot(as_of=time).to_pylist() for time in range(4)]
 
 
+def check_merged_here(store):
+    """Merge a collection, which the process fails to do."""
+    orders = fill(store)
+    expected = history(orders)
+    merge(orders)
+    assert failed(store) == 1
+    assert history(orders) == expected
+
+
 def test_a_merge_of_the_process_is_that_of_the_library(store):
     here, there = fill(store, "here"), fill(store, "there")
     here.compact(wait=True)
@@ -221,20 +230,12 @@ def test_what_is_no_good_reply_lets_this_process_merge_and_after_some_it_merges_
 
 def test_a_process_that_cannot_be_started_lets_this_one_merge(store, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python3")
-    orders = fill(store)
-    expected = history(orders)
-    merge(orders)
-    assert failed(store) == 1
-    assert history(orders) == expected
+    check_merged_here(store)
 
 
 def test_a_folder_whose_name_is_no_text_is_merged_here(tmp_path):
     with opened(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")) as store:
-        orders = fill(store)
-        expected = history(orders)
-        merge(orders)
-        assert failed(store) == 1
-        assert history(orders) == expected
+        check_merged_here(store)
 
 
 def test_a_merge_that_fails_here_too_is_no_failure_of_the_process(store, tmp_path):
@@ -252,11 +253,7 @@ def test_a_merge_that_fails_here_too_is_no_failure_of_the_process(store, tmp_pat
 
 def test_another_version_does_not_merge(monkeypatch, store):
     monkeypatch.setattr(ts, "__version__", "0.0.9")
-    orders = fill(store)
-    expected = history(orders)
-    merge(orders)
-    assert failed(store) == 1
-    assert history(orders) == expected
+    check_merged_here(store)
 
 
 def test_a_store_that_closes_ends_a_merge_that_hangs(store, monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from merge_by_message import by_message, contents, copy_of
 from run_cases import Place, worlds
 from test_around_changes import GROUPS, TEXT, histories
-from test_merge_engine import KV, TINY, engine_of, kv, request, sinces
+from test_merge_engine import KV, TINY, configs, engine_of, kv, request, sinces
 from test_split_past import SPLITS, batch_of
 
 from timespine.columnar.merge import around_changes
@@ -54,12 +54,7 @@ def untimed(output):
 def test_a_merge_of_any_runs_by_messages_gives_what_it_gives_here(data):
     """Truncated, rewritten and hollow parts, one or two coordinates, schemas that changed."""
     place, runs, _, _ = data.draw(worlds())
-    place.config = replace(
-        TINY,
-        part_bytes=data.draw(st.sampled_from([1, 400, 1 << 20])),
-        merge_bytes=data.draw(st.sampled_from([1, 1000, 1 << 20])),
-        inline_part_bytes=data.draw(st.sampled_from([1, 1 << 20])),
-    )
+    place.config = data.draw(configs)
     runs = [run for run in runs if run.parts]
     if runs:
         merged_both_ways(place, request(runs, data.draw(sinces(place.newest.arity)), place.newest.arity))

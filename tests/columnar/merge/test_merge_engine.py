@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -141,17 +142,21 @@ def sinces(draw, arity):
     return draw(st.just(CLOSED) | st.lists(times, min_size=1, max_size=arity).map(lambda each: Frontier(tuple(each))))
 
 
+configs = st.builds(
+    partial(replace, TINY),
+    part_bytes=st.sampled_from([1, 400, 1 << 20]),
+    merge_bytes=st.sampled_from([1, 1000, 1 << 20]),
+    inline_part_bytes=st.sampled_from([1, 1 << 20]),
+)
+"""Limits by which a merge cuts often, seldom, and in memory."""
+
+
 @some
 @examples(st.data())
 def test_a_merge_gives_what_the_oracle_gives(data):
     place, runs, history, _ = data.draw(worlds())
     since = data.draw(sinces(place.newest.arity))
-    place.config = replace(
-        TINY,
-        part_bytes=data.draw(st.sampled_from([1, 400, 1 << 20])),
-        merge_bytes=data.draw(st.sampled_from([1, 1000, 1 << 20])),
-        inline_part_bytes=data.draw(st.sampled_from([1, 1 << 20])),
-    )
+    place.config = data.draw(configs)
     runs = [run for run in runs if run.parts]
     if not runs:
         return
