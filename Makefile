@@ -42,13 +42,13 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 
 # Without Java a JRE comes from PyPI.
 $(VENV)/.spark: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli]'
-	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,java]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,views]'
+	@command -v java > /dev/null || test -n "$$JAVA_HOME" || $(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,views,java]'
 	@touch $@ $(VENV)/.runtime
 
 # With STORE=s3://bucket/prefix the pipeline needs the adapters of stores in buckets; nothing else is started.
 $(VENV)/.spark-remote: pyproject.toml | $(VENV)/.spark
-	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,s3,postgres]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[spark,cli,views,s3,postgres]'
 	@touch $@
 
 demo: $(VENV)/.spark $(if $(STORE),$(VENV)/.spark-remote)            ## a pipeline on Spark, from a stream of changes to vacuum; STORE=s3://bucket/prefix CONSENSUS=postgresql://host/database
